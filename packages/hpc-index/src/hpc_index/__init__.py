@@ -1,0 +1,1 @@
+"""A prefix index for hybrid language models: content-addressed KV blocks and sparse state snapshots."""

@@ -1,0 +1,1 @@
+"""Qwen3.5 hybrid models on paged KV and slot-major state images."""
