@@ -1,1 +1,1 @@
-"""The hpc command."""
+"""The hpc command. The version of all five packages is the one of this package's metadata."""

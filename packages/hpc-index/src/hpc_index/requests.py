@@ -94,7 +94,8 @@ class StepOut:
 class PrefillStep:
     """What one prefill chunk did. first: the first generated token, once done.
 
-    short: no page to compute into; nothing was done (see Outcome.SHORT).
+    short: no page to compute into; nothing was done. Pages come free by waiting if `landing`, otherwise a
+        lane must be suspended (see Outcome.SHORT).
     """
 
     frontier: int
@@ -102,6 +103,7 @@ class PrefillStep:
     first: StepOut | None
     short: bool = False
     failed: bool = False
+    landing: bool = False
 
 
 @attrs.frozen(eq=False)

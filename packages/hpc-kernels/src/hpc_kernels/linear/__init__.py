@@ -1,0 +1,5 @@
+"""Dense projections."""
+
+from hpc_kernels.linear.gemm import Gemm, linear, select_gemm
+
+__all__ = ["Gemm", "linear", "select_gemm"]
