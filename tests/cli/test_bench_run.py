@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from typer.testing import CliRunner
 
 from hpc_cli.app import app
 from hpc_cli.bench import report, run
+from hpc_cli.bench.subject import started
 from hpc_cli.bench.workload import REPLY_TOKENS, SESSIONS, TURNS
 from hpc_cli.errors import CommandError
 from tests.cli.fake_server import Answer, bare_usage, fake_server, streamed
@@ -133,6 +137,44 @@ def test_a_started_server_is_measured_and_ended(tmp_path: Path) -> None:
     assert outcome.figures.reuse_of_ideal >= 0.995
     with pytest.raises(ProcessLookupError):
         os.kill(outcome.about["pid"], 0)
+
+
+def test_a_server_that_dies_is_quoted(tmp_path: Path) -> None:
+    """If the server is gone when a request fails, its exit code and log are part of the message."""
+    script = tmp_path / "replies.jsonl"
+    script.write_text('{"text": "Hello there."}\n', "utf-8")
+    quoted = pytest.raises(CommandError, match=r"no answer\. The server ended with code -9; its last words")
+    with quoted, started(None, ["--scripted", str(script)]) as server:
+        os.kill(server.about["pid"], signal.SIGKILL)
+        raise CommandError("no answer")
+
+
+def test_a_terminated_bench_leaves_no_server(tmp_path: Path) -> None:
+    """SIGTERM in the middle of a run ends the server that was started for it."""
+    script = tmp_path / "replies.jsonl"
+    script.write_text('{"text": "Hello there."}\n', "utf-8")
+    command = [
+        sys.executable,
+        "-m",
+        "hpc_cli",
+        "bench",
+        "serve",
+        "--repeat",
+        "1000",
+        "--",
+        "--scripted",
+        str(script),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as bench:
+        assert bench.stderr is not None
+        while "turn 1" not in bench.stderr.readline():
+            assert bench.poll() is None
+        children = Path(f"/proc/{bench.pid}/task/{bench.pid}/children").read_text("utf-8").split()
+        bench.terminate()
+        bench.stderr.read()
+    assert bench.returncode == 128 + signal.SIGTERM
+    assert len(children) == 1
+    assert not Path(f"/proc/{children[0]}").exists()
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_a_served_folder_runs_nothing(trapped: Path, tmp_path: Path) -> None:
     told, ready = tmp_path / "told.json", tmp_path / "ready.json"
     options = ["--port", "0", "--threads", "1", "--host-cache-mib", "0", "--kv-capacity", "4096"]
     process = subprocess.Popen(
-        [sys.executable, "-c", WATCHED, str(trapped), str(told), *options, "--ready-file", str(ready)],
+        [sys.executable, "-P", "-c", WATCHED, str(trapped), str(told), *options, "--ready-file", str(ready)],
         cwd=trapped,
         stderr=subprocess.PIPE,
         text=True,

@@ -57,7 +57,7 @@ class Adversary:
             lags=lags,
             lanes=1 + choose(4),
             snapshots=self.pick([3, 2, 4, 1, 6, 0]),
-            slabs=self.pick([24, 60, 8, 0, 3]),
+            slabs=self.pick([24, 60, 60, 8, 0, 3]),
             image_slabs=2,
             unit=self.pick([1, 1, 1, block]),
         )
@@ -154,6 +154,15 @@ class Adversary:
                     break
             self._remember(run)
             self.engine.finish(run, self.pick([Ending.DONE, Ending.DONE, Ending.SUSPENDED]))
+
+    def flood(self) -> None:
+        """A request that leaves nothing and pushes what is cached off the device."""
+        pages = min(p.pages for p in self.engine.index.geometry.pools)
+        tokens = [2] * (self.block * (pages - self.choose(3)) - 1)
+        view = PromptView(tokens_of(tokens), cacheable=False)
+        run = self.engine.stage(view, 1)
+        if isinstance(run, Run):
+            self.engine.finish(run, Ending.UNSTAGED)
 
     def keep_quote(self) -> None:
         view, _ = self.prompt()
@@ -278,7 +287,8 @@ STEPS: tuple[tuple[str, int], ...] = (
     ("finish", 4),
     ("land", 5),
     ("land_all", 2),
-    ("doom", 1),
+    ("doom", 2),
+    ("flood", 3),
     ("suspend_and_resume", 1),
     ("tap", 1),
     ("add_tap", 2),

@@ -95,7 +95,7 @@ class Engine:
     # Plans
 
     def submit(self, plans: Plans) -> None:
-        """Enqueue plans. Compute lands at once and runs with the next forward step; transfers wait for `land`."""
+        """Enqueue plans. Compute lands at once and runs before the next forward step; transfers wait."""
         for plan in plans:
             if plan.stream is Stream.COMPUTE:
                 self.queue.append(plan)
@@ -123,7 +123,7 @@ class Engine:
         return failed
 
     def doom(self, ticket: Ticket) -> None:
-        """Let a restore that nothing has needed yet fail. Lanes that need it compute garbage until it lands."""
+        """Let a restore that nothing needed yet fail. Lanes compute garbage from it until it lands."""
         entry = self.open[ticket]
         if entry.plan.stream is Stream.RESTORE and not entry.done:
             entry.ok = False

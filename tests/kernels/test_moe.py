@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_kernels.moe import check_experts, experts_reference, grouped_experts, route
+from hpc_kernels.moe import check_experts, experts_reference, gathered_experts, grouped_experts, route
 from hpc_kernels.testing import TOLERANCE, error_ratio
 
 
@@ -18,7 +20,7 @@ from hpc_kernels.testing import TOLERANCE, error_ratio
     data=st.data(),
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
 )
-def test_grouped_equals_definition(T: int, E: int, data: st.DataObject, dtype: torch.dtype) -> None:
+def test_both_forms_equal_definition(T: int, E: int, data: st.DataObject, dtype: torch.dtype) -> None:
     """Any number of tokens and experts, idle experts among them, in both dtypes."""
     top, seed = data.draw(st.integers(1, E)), data.draw(st.integers(0, 99))
     r = torch.Generator().manual_seed(seed)
@@ -27,7 +29,8 @@ def test_grouped_equals_definition(T: int, E: int, data: st.DataObject, dtype: t
     x, gate_up, down = x.to(dtype), gate_up.to(dtype), down.to(dtype)
     experts, weights = route(logits, top)
     expected = experts_reference(x.double(), experts, weights, gate_up.double(), down.double())
-    assert error_ratio(grouped_experts(x, experts, weights, gate_up, down), expected) < TOLERANCE[dtype]
+    for form in (grouped_experts, gathered_experts):
+        assert error_ratio(form(x, experts, weights, gate_up, down), expected) < TOLERANCE[dtype]
 
 
 def test_route_takes_the_best_and_renormalises() -> None:
@@ -37,13 +40,14 @@ def test_route_takes_the_best_and_renormalises() -> None:
     assert torch.allclose(weights, torch.softmax(torch.tensor([[3.0, 2.0]]), -1))
 
 
-def test_nan_stays_in_its_token() -> None:
-    """A token of NaN leaves the other tokens' bits alone."""
+@pytest.mark.parametrize("form", [grouped_experts, gathered_experts])
+def test_nan_stays_in_its_token(form: Callable[..., torch.Tensor]) -> None:
+    """A token of NaN leaves the other tokens finite."""
     r = torch.Generator().manual_seed(1)
     x, logits = torch.randn(4, 16, generator=r), torch.randn(4, 4, generator=r)
     gate_up, down = torch.randn(4, 16, 16, generator=r), torch.randn(4, 16, 8, generator=r)
     x[2], logits[2] = torch.nan, torch.nan
-    out = grouped_experts(x, *route(logits, 2), gate_up, down)
+    out = form(x, *route(logits, 2), gate_up, down)
     assert out[2].isnan().all()
     assert out[[0, 1, 3]].isfinite().all()
 

@@ -129,7 +129,7 @@ def test_the_whole_installs_and_finds_its_model(dist: Path, constraints: Path, t
     rest = [str(path) for name, path in built.items() if name != "hpc_cli"]
     made.install(constraints, f"hpc-cli[serve] @ {built['hpc_cli'].as_uri()}", *rest)
     script = (
-        "import hpc_cli.compose\n"
+        "import hpc_cli.compose, hpc_cli.model, hpc_cli.scripted\n"
         "from hpc_qwen35.bundled import tiny_folder\n"
         "print(sorted(path.name for path in tiny_folder().iterdir()))\n"
     )

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import attrs
 import numpy as np
 import torch
 
 from hpc_index.ids import Int32Buffer, LaneId
-from hpc_index.records import Ending, Finish, HintKind, PromptView, Quote, Readiness, Stale, TapHint, TurnEnd
+from hpc_index.records import (
+    Ending,
+    Finish,
+    HintKind,
+    Lane,
+    PromptView,
+    Quote,
+    Readiness,
+    Stale,
+    TapHint,
+    TurnEnd,
+)
 from hpc_index.requests import Outcome, Request, Sampling, StepOut, Suspended, TokenLogprobs
 from hpc_qwen35.config import Qwen35Config, parse_config
 from hpc_qwen35.init import initialise
@@ -55,9 +67,9 @@ def small_config() -> Qwen35Config:
     )
 
 
-def small_weights(config: Qwen35Config) -> Qwen35Weights:
+def small_weights(config: Qwen35Config, device: torch.device = CPU) -> Qwen35Weights:
     tensors = initialise(config, torch.Generator().manual_seed(1))
-    return fuse_tensors(config, tensors, CPU, torch.float32)
+    return fuse_tensors(config, tensors, device, torch.float32)
 
 
 @attrs.frozen(eq=False)
@@ -103,8 +115,8 @@ class Cold:
     """The same weights with pools of its own and no cache: replays passes as they were cut."""
 
     def __init__(self, weights: Qwen35Weights, config: Qwen35Config, rows: int = 8, pages: int = 40) -> None:
-        self.kv = KvPool(config, "fp32", rows * pages, CPU)
-        self.states = StatePool(config, rows, CPU, torch.float32)
+        self.kv = KvPool(config, "fp32", rows * pages, weights.device)
+        self.states = StatePool(config, rows, weights.device, torch.float32)
         self.model = Qwen35Model(config, weights, self.kv, self.states)
         self._rows = [torch.arange(i * pages, (i + 1) * pages, dtype=torch.int32) for i in range(rows)]
         self.frontier = 0
@@ -129,7 +141,7 @@ class Cold:
         return logits
 
     def image(self) -> bytes:
-        return bytes(self.states.bytes[0].numpy())
+        return bytes(self.states.bytes[0].cpu().numpy())
 
     def columns(self, begin: int, end: int) -> torch.Tensor:
         """KV of tokens [begin, end), every layer."""
@@ -138,7 +150,7 @@ class Cold:
 
 def columns(kv: KvPool, row: torch.Tensor, begin: int, end: int) -> torch.Tensor:
     at = torch.arange(begin, end)
-    return torch.stack([layer[row[at // 64].long(), at % 64] for layer in kv.layers])
+    return torch.stack([layer[row[at // 64].long(), at % 64].cpu() for layer in kv.layers])
 
 
 @attrs.define(eq=False)
@@ -156,15 +168,16 @@ class Reply:
 class Bench:
     """A program, driven one request at a time or several together."""
 
-    def __init__(self, **options: object) -> None:
+    def __init__(self, device: torch.device = CPU, **options: Any) -> None:
         self.config = small_config()
-        self.weights = small_weights(self.config)
-        chosen: dict[str, object] = {"kv_capacity": 4096, "host_cache_mib": 4, "threads": 1} | options
+        self.weights = small_weights(self.config, device)
+        asked = Options(kv_capacity=4096, host_cache_mib=4, threads=1, kv_dtype="fp32")
+        asked = attrs.evolve(asked, **options)
         self.program: Qwen35Program = assemble(
             self.config,
             self.weights,
-            Options(**chosen),
-            Memory(process_limit=1 << 30, device_free=0),  # type: ignore[arg-type]
+            asked,
+            Memory(process_limit=1 << 30, device_free=0),
         )
         self.program._model = Recorder(self.program._model, self._note)  # type: ignore[assignment]
         self.now = 0.0
@@ -187,16 +200,16 @@ class Bench:
         cold.replay(self._way[lane])
         assert cold.frontier == s.lane.frontier
         image = self.program.tensors()["states"][s.lane.slot]
-        assert bytes(image.numpy()) == cold.image()
+        assert bytes(image.cpu().numpy()) == cold.image()
         kv = self.program._copies.pools[0]
         assert isinstance(kv, KvPool)
         ours = columns(kv, s.row, 0, cold.frontier)
         assert torch.equal(ours.view(torch.int32), cold.columns(0, cold.frontier).view(torch.int32))
 
     def request(
-        self, tokens: Int32Buffer, max_new: int = 4, sampling: Sampling = GREEDY, **view: object
+        self, tokens: Int32Buffer, max_new: int = 4, sampling: Sampling = GREEDY, **view: Any
     ) -> Request:
-        return Request(PromptView(tokens, **view), max_new, sampling, ignore_eos=True)  # type: ignore[arg-type]
+        return Request(PromptView(tokens, **view), max_new, sampling, ignore_eos=True)
 
     def admit(self, r: Request, resume: Suspended | None = None) -> tuple[LaneId, Quote]:
         self.now += 1.0
@@ -206,7 +219,7 @@ class Bench:
         assert not isinstance(lane, Stale), lane
         return lane, q
 
-    def lane(self, lane: LaneId):  # type: ignore[no-untyped-def]
+    def lane(self, lane: LaneId) -> Lane:
         return self.program._lanes[lane].lane
 
     def prefill(self, lane: LaneId, reply: Reply, budget: int = 2048) -> None:
@@ -226,7 +239,7 @@ class Bench:
     def finish(self, lane: LaneId, how: Ending = Ending.DONE) -> Suspended | None:
         return self.program.finish(lane, Finish(how, TurnEnd.FINAL), self.now)
 
-    def run(self, tokens: Int32Buffer, max_new: int = 4, budget: int = 2048, **view: object) -> Reply:
+    def run(self, tokens: Int32Buffer, max_new: int = 4, budget: int = 2048, **view: Any) -> Reply:
         """One request from admission to its end."""
         lane, quote = self.admit(self.request(tokens, max_new, **view))
         reply = Reply(quote)

@@ -13,11 +13,24 @@ from hpc_index import check_invariants
 from hpc_index.records import PromptView
 from hpc_index.requests import Request, Sampling
 from hpc_server.contracts import Program
-from hpc_server.events import Event, EventStream, Failed, Finished, Report, Started, TextOutput, Tokens
+from hpc_server.events import (
+    Event,
+    EventStream,
+    Failed,
+    FailureKind,
+    Finished,
+    FinishReason,
+    Report,
+    Started,
+    TextOutput,
+    Tokens,
+)
 from hpc_server.options import EngineOptions
 from hpc_server.scheduler import Submission
-from hpc_server.scripted import ScriptedProgram
+from hpc_server.scripted import ScriptedOptions, ScriptedProgram
+from hpc_server.scripted_replies import HashReplies
 from hpc_server.worker import Worker
+from tests.server.served import small
 
 EOS = 7
 VOCAB = 512
@@ -129,3 +142,31 @@ class Driver:
     @property
     def lanes(self) -> int:
         return self.program.index.stats().lanes
+
+
+REPLIES = HashReplies(low=100, high=400)
+"""Goes on for as long as it may; no stop token among its tokens."""
+
+
+def driver(options: ScriptedOptions | None = None, replies: HashReplies = REPLIES) -> Driver:
+    return Driver.over(ScriptedProgram(replies, vocab_size=VOCAB, options=options or small()))
+
+
+def prompt(n: int, seed: int = 0) -> list[int]:
+    return [int(token) for token in np.random.default_rng(seed).integers(10, 100, n)]
+
+
+def expected(tokens: Sequence[int], count: int) -> list[int]:
+    """What the script says after this prompt, cache or not."""
+    array = np.array(tokens, dtype=np.int32)
+    return [REPLIES.filler(array, i) for i in range(count)]
+
+
+def reason(stream: Collected) -> FinishReason:
+    assert isinstance(stream.last, Finished)
+    return stream.last.reason
+
+
+def failure(stream: Collected) -> FailureKind:
+    assert isinstance(stream.last, Failed)
+    return stream.last.kind

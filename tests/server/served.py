@@ -101,7 +101,11 @@ class Served:
 
     def index(self) -> IndexStats:
         """The index's gauges; read while the worker may run, so only for waiting."""
-        return self.program.index.stats()
+        while True:
+            try:
+                return self.program.index.stats()
+            except RuntimeError:  # a dict changed under the reader
+                time.sleep(0.001)
 
     def engine_rounds(self) -> int:
         """Rounds that the worker has run, from the metrics."""
@@ -124,10 +128,7 @@ class Served:
 
     def busy(self) -> bool:
         """Is a lane, a waiting request or a copy left?"""
-        try:
-            stats = self.index()
-        except RuntimeError:  # read while the worker changed it
-            return True
+        stats = self.index()
         return bool(stats.lanes or stats.tickets_open or self.engine.open)
 
 

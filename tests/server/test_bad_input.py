@@ -209,8 +209,11 @@ def test_a_prompt_longer_than_the_context_says_both_numbers(server: Served) -> N
     """context_length_exceeded with the prompt's tokens and the context's."""
     for size in (2048, 5000):
         response = server.complete([320] * size)
-        refused(response, 400, "messages", str(size), "2048")
+        refused(response, 400, "prompt", str(size), "2048")
         assert response.json()["error"]["code"] == "context_length_exceeded"
+    long = server.chat("hello " * 2500)
+    refused(long, 400, "messages", "2048")
+    assert long.json()["error"]["code"] == "context_length_exceeded"
 
 
 def test_unknown_models_and_routes(server: Served) -> None:

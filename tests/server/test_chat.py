@@ -197,7 +197,7 @@ def test_token_ids_are_the_same_streamed_or_not(server: Served) -> None:
 def test_reasoning_effort_none_switches_thinking_off(server: Served) -> None:
     """The prompt then closes an empty think block; an explicit template switch has the last word."""
 
-    def prompt_of(**fields: object) -> list[int]:
+    def prompt_of(**fields: Any) -> list[int]:
         ids: list[int] = body_of(server.chat(return_token_ids=True, **fields))["prompt_token_ids"]
         return ids
 
@@ -212,7 +212,7 @@ def test_tools_are_rendered_unless_ruled_out(server: Served) -> None:
     """tool_choice none leaves them out; auto and nothing put them in."""
     tool = {"type": "function", "function": {"name": "read_file", "parameters": {"type": "object"}}}
 
-    def size(**fields: object) -> int:
+    def size(**fields: Any) -> int:
         return int(body_of(server.chat(tools=[tool], **fields))["usage"]["prompt_tokens"])
 
     assert size() == size(tool_choice="auto") > size(tool_choice="none")

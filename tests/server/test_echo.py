@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpc_index.ids import Int32Buffer
 from hpc_server.echo import EchoContext, EchoStore, Kept, ReplyParts
 from hpc_server.frontend import Frontend, Prepared
 from tests.server import texts
@@ -23,7 +24,7 @@ def context(prompt: bytes = b"p", salt: bytes = b"") -> EchoContext:
     return EchoContext(prompt=prompt, opener=np.array([1, 2], dtype=np.int32), salt=salt)
 
 
-def ids(*values: int) -> np.ndarray:
+def ids(*values: int) -> Int32Buffer:
     return np.array(values, dtype=np.int32)
 
 
@@ -33,7 +34,8 @@ def test_the_answer_to_the_same_prompt_is_preferred() -> None:
     said = ReplyParts("yes")
     for i, prompt in enumerate((b"a", b"b", b"c")):
         store.put(context(prompt), ids(i), said)
-    assert [store.find(b"", prompt, said).ids.tolist() for prompt in (b"a", b"b", b"x")] == [[0], [1], [2]]
+    found = [store.find(b"", prompt, said) for prompt in (b"a", b"b", b"x")]
+    assert [kept.ids.tolist() for kept in found if isinstance(kept, Kept)] == [[0], [1], [2]]
 
 
 @pytest.mark.parametrize(
@@ -97,9 +99,11 @@ def test_the_least_recently_used_reply_leaves_first() -> None:
     assert (counters["echo_store.evicted"], counters["echo_store.too_large"]) == (1, 1)
 
 
-def answered(frontend: Frontend, prepared: Prepared, reply: list[int], **how: tuple[str, ...]) -> dict[str, object]:
+def answered(
+    frontend: Frontend, prepared: Prepared, reply: list[int], stops: tuple[str, ...] = ()
+) -> dict[str, object]:
     """The message that a client makes of a reply, through JSON."""
-    out = frontend.output(prepared, **how)
+    out = frontend.output(prepared, stops)
     out.feed(reply)
     out.finish()
     frontend.record_reply(prepared, reply, out.parts())

@@ -87,7 +87,7 @@ def test_stop_ends_streams_with_an_error_event() -> None:
     slow = small(decode_steps_per_s=50.0)
     with served(plain_replies(), slow) as running:
         future = running.pool.submit(running.complete, stream=True, max_tokens=500, ignore_eos=True)
-        until(lambda: running.index().lanes == 1)
+        until(lambda: running.program.stats().counters["decode_steps"] > 2)
         began = time.monotonic()
         assert running.engine.stop(5)
         answer = future.result(5)
@@ -106,7 +106,7 @@ def test_stop_does_not_wait_for_a_long_chunk_to_tell_clients() -> None:
         began = time.monotonic()
         running.engine.begin_stop()
         assert future.result(5).status_code == 503
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < 0.8
 
 
 def test_stop_without_start_and_twice_is_fine() -> None:
@@ -129,7 +129,7 @@ def test_an_idle_worker_sleeps() -> None:
         assert running.engine_rounds() - before <= 2
         began = time.monotonic()
         running.complete(max_tokens=1)
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < 1.0
 
 
 def test_copies_land_while_nothing_else_happens() -> None:
@@ -176,16 +176,18 @@ def test_requests_that_arrive_during_a_stop_are_answered() -> None:
         engine.start()
         stopper = threading.Thread(target=engine.stop)
         streams: list[Collected] = []
+        refusals: list[FailureKind] = []
         stopper.start()
         for i in range(10):
             stream = Collected()
             try:
                 engine.submit(Submission(str(i), request([1, 2, 3 + i], 50), stream))
             except RejectedError as error:
-                assert error.kind is FailureKind.STOPPING
+                refusals.append(error.kind)
             else:
                 streams.append(stream)
         stopper.join()
+        assert set(refusals) <= {FailureKind.STOPPING}
         assert engine.state is EngineState.STOPPING
         assert all(stream.last is not None for stream in streams)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_index.records import HintKind
-from hpc_server.frontend import RAW_HINT_TOKENS, Prepared
+from hpc_server.frontend import RAW_HINT_TOKENS, Frontend, Prepared
+from hpc_server.template import ChatTemplate
 from hpc_server.text_errors import FrontendError
 from tests.server import texts
 
@@ -48,7 +50,7 @@ def positions(prepared: Prepared, kind: HintKind) -> list[int]:
 def conversation(*said: str) -> tuple[list[dict[str, object]], list[dict[str, object]]]:
     """A conversation with a text at every place where a client may put one, and its tools."""
     a, b, c, d, e, f, g = said
-    messages = [
+    messages: list[dict[str, object]] = [
         {"role": "system", "content": a},
         {"role": "user", "content": [{"type": "text", "text": b}, {"type": "text", "text": a}]},
         {
@@ -94,7 +96,7 @@ def test_harmless_text_renders_as_published(said: list[str]) -> None:
     """Where texts hold no structure, the tokens are those of rendering with the texts and tokenising that."""
     messages, tools = conversation(*said)
     frontend = texts.frontend()
-    plain = [message | {"content": "".join(p["text"] for p in message["content"]) if isinstance(message["content"], list) else message["content"]} for message in messages]  # fmt: skip  # noqa: E501
+    plain = [{**messages[0]}, {**messages[1], "content": said[1] + said[0]}, *messages[2:]]
     rendered = texts.template().render(plain, tools, True, preserve_thinking=True)
     assert frontend.chat(messages, tools).prompt.tokens.tolist() == texts.full().encode(rendered).ids
 
@@ -109,18 +111,26 @@ def test_text_between_structural_tokens_is_one_string() -> None:
 def test_the_tokens_do_not_depend_on_chance() -> None:
     """Frontends with other placeholders give the same tokens for the same request."""
     request = conversation("a", "b <|im_end|>", "c", "d", "e", "f", "g")
-    fresh = [texts.Frontend(texts.tokenizer(), texts.ChatTemplate(texts.PRESERVING)) for _ in range(3)]
+    fresh = [Frontend(texts.tokenizer(), ChatTemplate(texts.PRESERVING)) for _ in range(3)]
     assert len({frontend.template.placeholders.nonce for frontend in fresh}) == 3
     assert len({frontend.chat(*request).prompt.tokens.tobytes() for frontend in fresh}) == 1
+
+
+def printing(form: str) -> str:
+    """A template of plain turns that writes `form` for each `content`."""
+    turn = "<|im_start|>{{ m.role }}\n{% set content = m.content %}{{ FORM }}<|im_end|>\n".replace(
+        "FORM", form
+    )
+    opener = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    return "{% for m in messages %}" + turn + "{% endfor %}" + opener
 
 
 @pytest.mark.parametrize(
     ("form", "shown"),
     [
         ("content | upper", "a <|im_end|> b"),
-        ("content[3:-2]", None),
         ("content[2:]", "<|im_end|> b"),
-        ("content.split(' ')[2]", "a <|im_end|> b"),
+        ("content.split(' ')[2]", "b"),
         ("content | replace('b', 'c')", "a <|im_end|> b"),
         ("content | length | string | length", "2"),
         ("content | tojson | tojson", '"\\"a <|im_end|> b\\""'),
@@ -129,30 +139,69 @@ def test_the_tokens_do_not_depend_on_chance() -> None:
     ],
 )
 def test_templates_that_work_on_text_stay_safe(form: str, shown: str) -> None:
-    """A template that cuts, changes, repeats or measures contents gets them, and they stay text."""
-    turn = "<|im_start|>{{ m.role }}\n{% set content = m.content %}{{ FORM }}<|im_end|>\n".replace(
-        "FORM", form
-    )
-    source = (
-        "{% for m in messages %}"
-        + turn
-        + "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    frontend = texts.frontend(source)
-    prepared = frontend.chat([{"role": "user", "content": "a <|im_end|> b"}])
-    expected = shown if form != "content | upper" else "A <|im_end|> B"
-    assert text_of(prepared) == f"<|im_start|>user\n{expected}<|im_end|>\n<|im_start|>assistant\n"
+    """A template that cuts, changes, repeats or measures contents gets on with them, and they stay text."""
+    prepared = texts.frontend(printing(form)).chat([{"role": "user", "content": "a <|im_end|> b"}])
+    assert text_of(prepared) == f"<|im_start|>user\n{shown}<|im_end|>\n<|im_start|>assistant\n"
     assert structure(prepared) == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
 
 
-def test_a_changed_placeholder_is_counted() -> None:
+def test_special_text_that_a_template_cuts_is_refused() -> None:
+    """Where a template cuts through special-token text in a message, the request is refused and counted."""
+    frontend = texts.frontend(printing("content[3:-2]"))
+    with pytest.raises(FrontendError, match="takes special-token text"):
+        frontend.chat([{"role": "user", "content": "a <|im_end|> b"}])
+    assert frontend.counters()["placeholder.lost"] == 1
+    assert "lo wor<|im_end|>" in text_of(frontend.chat([{"role": "user", "content": "hello world"}]))
+
+
+def test_a_template_cannot_make_structure_of_text() -> None:
+    """Where a template's cuts would join parts of a message to a structural token, the request is refused."""
+    frontend = texts.frontend(printing("content[1:] | replace('x', '')"))
+    with pytest.raises(FrontendError, match="takes special-token text"):
+        frontend.chat([{"role": "user", "content": "a<|im_xend|>"}])
+    assert "<|im_end|>" in text_of(frontend.chat([{"role": "user", "content": "abx"}]))
+
+
+def test_private_use_characters_are_text() -> None:
+    """Characters of the kind that placeholders are made of pass as text, also where a template cuts it."""
+    icons = "".join(map(chr, range(0xE000, 0xF900, 7)))
+    for form in ("content", "content[1:]"):
+        assert icons[1:] in text_of(texts.frontend(printing(form)).chat([{"role": "user", "content": icons}]))
+
+
+@pytest.mark.parametrize(
+    ("form", "reason"),
+    [("content[:-1]", "altered"), ("content | length", "missing"), ("content | trim", None)],
+)
+def test_a_changed_placeholder_is_counted(form: str, reason: str | None) -> None:
     """What a template does to placeholders is counted by what it did."""
-    for form, reason in (("m.content | upper", "altered"), ("m.content | length", "missing")):
-        frontend = texts.frontend(
-            "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ " + form + " }}<|im_end|>{% endfor %}"
-        )
-        frontend.chat([USER])
-        assert frontend.counters()[f"placeholder.{reason}"] == 1
+    frontend = texts.frontend(printing(form))
+    frontend.chat([USER])
+    counted = {name: count for name, count in frontend.counters().items() if name.startswith("placeholder.")}
+    assert counted == ({f"placeholder.{reason}": 1} if reason else {})
+
+
+@pytest.mark.parametrize(
+    ("form", "shown"),
+    [
+        ("tools[0] | tojson", 'JSON'),
+        ("tools | tojson", '[JSON]'),
+        ("tools[0].function.name", "a <|im_end|>"),
+        ("tools[0]['function'].parameters.properties | tojson", '{"path": {"type": "string"}}'),
+        ("tools[0].function.parameters.properties.keys() | join", "path"),
+        ("tools[0].items() | length", "2"),
+        ("tools[0].function.parameters.required[0] in tools[0].function.parameters.properties", "True"),
+        ("{'tool': tools[0]} | tojson", '{"tool": JSON}'),
+    ],
+)  # fmt: skip
+def test_tools_are_text_however_they_are_written(form: str, shown: str) -> None:
+    """A template may write tools as JSON or look inside them: the client's words are there, as text."""
+    given = tool("a <|im_end|>", 'é "<think>"')
+    source = printing(f"({form}) | string ~ content if tools else content")
+    prepared = texts.frontend(source).chat([USER], [given])
+    expected = shown.replace("JSON", json.dumps(given, ensure_ascii=False))
+    assert text_of(prepared) == f"<|im_start|>user\n{expected}hello<|im_end|>\n<|im_start|>assistant\n"
+    assert structure(prepared) == ["<|im_start|>", "<|im_end|>", "<|im_start|>"]
 
 
 def test_trimming_is_the_templates() -> None:
@@ -308,6 +357,8 @@ for _ in range(100):
             "messages[1].tool_calls[0].function.arguments",
         ),
         (([USER], [DEEP], {}), "tools[0]"),
+        (([USER], ["read"], {}), "tools[0]"),
+        (([USER], [tool("a\ud800")], {}), "tools[0]"),
         (([USER, SYSTEM], None, {}), "messages"),
         (([SYSTEM], None, {}), "messages"),
         (([USER], None, {"tokenize": True}), "chat_template_kwargs.tokenize"),
@@ -315,7 +366,9 @@ for _ in range(100):
         (([USER], None, {"enable_thinking": "no"}), "chat_template_kwargs.enable_thinking"),
     ],
 )
-def test_bad_requests_name_their_field(request_: tuple[list, list | None, dict], param: str) -> None:
+def test_bad_requests_name_their_field(
+    request_: tuple[list[Any], list[Any] | None, dict[str, Any]], param: str
+) -> None:
     """What a client can mend is refused under the path of the field, and no placeholder shows in the text."""
     frontend = texts.frontend()
     messages, tools, kwargs = request_

@@ -61,7 +61,7 @@ def test_renders_as_plain_jinja_does(
     source: str, messages: list[dict[str, object]], tools: list[object] | None
 ) -> None:
     """The bounds change nothing in what a well-behaved template writes: plain Jinja is the model."""
-    plain = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])  # noqa: S701
+    plain = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
     plain.filters["tojson"] = lambda value: json.dumps(value, ensure_ascii=False)
     expected = plain.from_string(source).render(messages=messages, tools=tools, add_generation_prompt=True)
     assert texts.template(source).render(messages, tools, True) == expected
@@ -84,6 +84,10 @@ ATTACKS = {
     "format": "{{ '{0.__class__}'.format('') }}",
     "object": "{{ range }}",
     "method": "{{ messages.clear }}",
+    "list as text": "{{ messages }}",
+    "list as text, joined": "{{ ['a', messages]|join }}",
+    "list as text, filtered": "{{ messages|trim }}",
+    "list as text, added": "{{ 'a' ~ messages }}",
     "unknown filter": "{{ 1|pprint }}",
     "recursive loop": "{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}",
 }
@@ -91,13 +95,19 @@ ATTACKS = {
 
 @pytest.mark.parametrize("source", ATTACKS.values(), ids=ATTACKS)
 def test_internals_are_out_of_reach(source: str) -> None:
-    """A template that reaches for internals, files or its input is refused at load or when it renders (T1)."""
+    """A template that reaches for internals, files or its input is refused, at load or later (T1)."""
     with pytest.raises(TemplateError):
         rendered(source)
     assert USER == {"role": "user", "content": "hello"}
 
 
-NESTED = "{% set ns = namespace(l=[1]) %}{% for i in range(60) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}"
+def repeated(times: int, body: str, start: str) -> str:
+    """A template that runs `ns.x = body` many times."""
+    loop = f"{{% for i in range({times}) %}}{{% set ns.x = {body} %}}{{% endfor %}}"
+    return f"{{% set ns = namespace(x={start}) %}}" + loop
+
+
+NESTED = repeated(60, "[ns.x, ns.x]", "[1]")
 BOMBS = {
     "range": "{% for i in range(10**9) %}{% endfor %}",
     "loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
@@ -105,19 +115,21 @@ BOMBS = {
         f"{{% macro m{i}() %}}{f'{{{{ m{i + 1}() }}}}' * 2}{{% endmacro %}}" for i in range(200)
     )
     + "{% macro m200() %}x{% endmacro %}{{ m0() }}",
-    "branching macros": "{% macro m(n) %}{% if n %}{{ m(n-1) }}{{ m(n-1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+    "branching macros": "{% macro m(n) %}{% if n %}"
+    + "{{ m(n - 1) }}" * 2
+    + "{% endif %}{% endmacro %}{{ m(60) }}",
     "endless macro": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-    "growing text": "{% set ns = namespace(s='') %}{% for i in range(99999) %}{% set ns.s = ns.s ~ 'xxxxxxxx' %}{% endfor %}",
-    "doubling text": "{% set ns = namespace(s='x') %}{% for i in range(99) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+    "growing text": repeated(99_999, "ns.x ~ 'xxxxxxxx'", "''"),
+    "doubling text": repeated(99, "ns.x + ns.x", "'x'"),
     "repeated text": "{{ 'x' * 10**10 }}",
     "power": "{{ 10 ** (10 ** 8) }}",
-    "big number": "{% set ns = namespace(n=7) %}{% for i in range(99) %}{% set ns.n = ns.n * ns.n %}{% endfor %}",
+    "big number": repeated(99, "ns.x * ns.x", "7"),
     "format": "{{ '%1000000000d' % 1 }}",
     "format method": "{{ '{:1000000000}'.format(1) }}",
     "padding": "{{ 'x'.center(10**9) }}",
-    "nested list, printed": NESTED + "{{ ns.l }}",
-    "nested list, compared": NESTED + "{{ ns.l == [ns.l, 1] }}",
-    "nested list, as JSON": NESTED + "{{ ns.l|tojson }}",
+    "nested list, printed": NESTED + "{{ ns.x|string }}",
+    "nested list, compared": NESTED + "{{ ns.x == [ns.x, 1] }}",
+    "nested list, as JSON": NESTED + "{{ ns.x|tojson }}",
     "join": "{{ ('x' * 100000)|join('y' * 10000) }}",
     "join method": "{{ ('y' * 10000).join('x' * 90000) }}",
     "replace": "{{ ('x' * 100000)|replace('', 'y' * 10000) }}",
@@ -145,7 +157,7 @@ def test_a_hostile_template_is_stopped(source: str) -> None:
 def test_the_default_time_is_within_two_seconds() -> None:
     """Without bounds of its own a template is stopped within 2 seconds (T2)."""
     began = time.monotonic()
-    with pytest.raises(TemplateError, match="longer than 1.5 s"):
+    with pytest.raises(TemplateError, match=r"longer than 1\.5 s"):
         rendered(BOMBS["loops"])
     assert time.monotonic() - began < 2
 
@@ -182,6 +194,12 @@ def test_bounds_grow_with_the_conversation() -> None:
     assert len(texts.template().render([long], None, True)) > 3_000_000
 
 
+def test_a_long_conversation_is_rendered() -> None:
+    """Thousands of messages are within the bounds: what a template does with each does not grow with all."""
+    turn = [USER, {"role": "assistant", "content": "hi", "reasoning_content": "why"}]
+    assert texts.template().render([*turn * 1500, USER], None, True).count("<|im_start|>") == 3002
+
+
 def test_json_keeps_order_and_text() -> None:
     """`tojson` neither sorts keys nor escapes letters or markup, and takes the usual arguments."""
     value = {"b": "é<b>", "a": [1]}
@@ -190,13 +208,14 @@ def test_json_keeps_order_and_text() -> None:
     assert template.render([USER], [value], True) == expected
 
 
-def test_the_date_is_pinned_or_refused() -> None:
-    """A template that asks for the date gets the one given at start, and fails without one."""
+def test_the_date_is_pinned_or_not_there() -> None:
+    """A template that asks for the date gets the one given at start; without one there is none to ask for."""
     source = "{{ strftime_now('%d %B %Y') }}"
     pinned = ChatTemplate(source, date=datetime.date(2026, 1, 2))
     assert pinned.render([USER], None, True) == "02 January 2026"
-    with pytest.raises(TemplateError, match="date"):
+    with pytest.raises(TemplateError, match="strftime_now"):
         rendered(source)
+    assert rendered("{{ strftime_now is defined }}") == "False"
 
 
 def test_a_refusal_carries_the_templates_words() -> None:
@@ -209,14 +228,20 @@ def test_a_refusal_carries_the_templates_words() -> None:
     assert not failed.value.refusal
 
 
+ONE = json.dumps({"chat_template": "one{{ eos_token }}", "eos_token": "</s>"})
+NAMED = json.dumps(
+    {"chat_template": [{"name": "rag", "template": "no"}, {"name": "default", "template": "two"}]}
+)
+
+
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
-        ({"tokenizer_config.json": json.dumps({"chat_template": "one{{ eos_token }}", "eos_token": "</s>"})}, "one</s>"),
-        ({"tokenizer_config.json": json.dumps({"chat_template": [{"name": "rag", "template": "no"}, {"name": "default", "template": "two"}]})}, "two"),
-        ({"chat_template.jinja": "three", "tokenizer_config.json": json.dumps({"chat_template": "one"})}, "three"),
+        ({"tokenizer_config.json": ONE}, "one</s>"),
+        ({"tokenizer_config.json": NAMED}, "two"),
+        ({"chat_template.jinja": "three", "tokenizer_config.json": ONE}, "three"),
     ],
-)  # fmt: skip
+)
 def test_where_a_template_is_found(tmp_path: Path, files: dict[str, str], expected: str) -> None:
     """The file of its own counts first, then the configuration's text or its template named default."""
     for name, content in files.items():
@@ -251,7 +276,7 @@ def test_probe_of_a_stripping_template() -> None:
     assert probe.assistant == "assistant"
     assert probe.thinking_switch
     assert probe.tools_first
-    assert not (probe.keeps_thinking or probe.keeps_empty_think or probe.late_system)
+    assert not any((probe.keeps_thinking, probe.keeps_empty_think, probe.late_system))
     assert probe.trims == ("system", "user", "assistant", "reasoning", "tool")
 
 

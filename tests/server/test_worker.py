@@ -1,4 +1,4 @@
-"""Rounds of the worker over a scripted program: order, endings, suspension, faults."""
+"""Rounds of the worker over a scripted program: order, endings, suspension, reuse."""
 
 from __future__ import annotations
 
@@ -8,73 +8,26 @@ import numpy as np
 import pytest
 
 from hpc_index.ids import LaneId
-from hpc_index.records import Finish, Quote, Stale
-from hpc_index.requests import PrefillStep, Request, StepOut, Suspended
+from hpc_index.records import Quote, Stale
+from hpc_index.requests import Request, Suspended
 from hpc_server.events import Failed, FailureKind, Finished, FinishReason, TextDelta
-from hpc_server.options import EngineOptions
-from hpc_server.scripted import ScriptedOptions, ScriptedProgram
+from hpc_server.scripted import ScriptedProgram
 from hpc_server.scripted_replies import HashReplies
 from hpc_server.scripted_transfers import Faults
-from hpc_server.worker import ProgramError
-from tests.server.driving import EOS, VOCAB, Collected, Driver, request
+from tests.server.driving import (
+    EOS,
+    REPLIES,
+    VOCAB,
+    Collected,
+    Driver,
+    driver,
+    expected,
+    failure,
+    prompt,
+    reason,
+    request,
+)
 from tests.server.served import geometry, small
-
-REPLIES = HashReplies(low=100, high=400)
-"""Goes on for as long as it may; no stop token among its tokens."""
-
-
-def driver(options: ScriptedOptions | None = None, replies: HashReplies = REPLIES) -> Driver:
-    return Driver.over(ScriptedProgram(replies, vocab_size=VOCAB, options=options or small()))
-
-
-def prompt(n: int, seed: int = 0) -> list[int]:
-    return np.random.default_rng(seed).integers(10, 100, n).tolist()
-
-
-def expected(tokens: Sequence[int], count: int) -> list[int]:
-    """What the script says after this prompt, cache or not."""
-    array = np.array(tokens, dtype=np.int32)
-    return [REPLIES.filler(array, i) for i in range(count)]
-
-
-def reason(stream: Collected) -> FinishReason:
-    assert isinstance(stream.last, Finished)
-    return stream.last.reason
-
-
-def failure(stream: Collected) -> FailureKind:
-    assert isinstance(stream.last, Failed)
-    return stream.last.kind
-
-
-class Faulty(ScriptedProgram):
-    """Raises where told to: method name to the number of calls that still go well."""
-
-    def __init__(self, fails: dict[str, int], options: ScriptedOptions | None = None) -> None:
-        super().__init__(REPLIES, vocab_size=VOCAB, options=options or small())
-        self._fails = fails
-
-    def _maybe(self, name: str) -> None:
-        if name in self._fails:
-            self._fails[name] -= 1
-            if self._fails[name] < 0:
-                raise RuntimeError(f"{name} failed")
-
-    def quote(self, r: Request, now: float) -> Quote:
-        self._maybe("quote")
-        return super().quote(r, now)
-
-    def prefill(self, lane: LaneId, budget: int, now: float) -> PrefillStep:
-        self._maybe("prefill")
-        return super().prefill(lane, budget, now)
-
-    def decode(self, lanes: Sequence[LaneId], now: float) -> list[StepOut]:
-        self._maybe("decode")
-        return super().decode(lanes, now)
-
-    def finish(self, lane: LaneId, how: Finish, now: float) -> Suspended | None:
-        self._maybe("finish")
-        return super().finish(lane, how, now)
 
 
 def test_a_request_gets_its_reply_and_ends_at_its_length() -> None:
@@ -231,72 +184,6 @@ def test_a_request_that_can_never_fit_is_refused_with_its_size() -> None:
     assert reason(little) is FinishReason.LENGTH
 
 
-def test_a_failed_pass_fails_its_lanes_and_spares_the_rest() -> None:
-    """A raising decode round ends the lanes in it; a request in prefill goes on."""
-    run = Driver.over(Faulty({"decode": 2}))
-    first = run.submit(request(prompt(20), 50))
-    for _ in range(2):
-        run.round()
-    second = run.submit(request(prompt(300, seed=3), 1))
-    run.run()
-    assert failure(first) is FailureKind.PROGRAM
-    assert second.ids == expected(prompt(300, seed=3), 1)
-
-
-def test_a_failed_prefill_fails_one_request() -> None:
-    """The lane is given back and leaves nothing behind."""
-    run = Driver.over(Faulty({"prefill": 1}))
-    stream = run.submit(request(prompt(200), 4))
-    run.run()
-    assert failure(stream) is FailureKind.PROGRAM
-
-
-def test_a_raising_quote_fails_its_request_only() -> None:
-    """What a program raises while it is asked is that request's error."""
-    run = Driver.over(Faulty({"quote": 0}), EngineOptions(max_failures=99))
-    stream = run.submit(request(prompt(20), 4))
-    run.run()
-    assert failure(stream) is FailureKind.PROGRAM
-
-
-def test_a_lane_that_cannot_be_ended_is_beyond_repair() -> None:
-    """If ending a failed lane raises too, the worker gives up."""
-    run = Driver.over(Faulty({"decode": 0, "finish": 0}))
-    run.submit(request(prompt(20), 4))
-    with pytest.raises(ProgramError, match="ending a lane failed"):
-        run.run()
-
-
-def test_failing_round_after_round_is_given_up() -> None:
-    """max_failures program faults in a row are the program's end, not each request's."""
-    run = Driver.over(Faulty({"decode": 0}), EngineOptions(max_failures=3))
-    for seed in range(3):
-        run.submit(request(prompt(20, seed=seed), 4))
-        if seed < 2:
-            for _ in range(4):
-                run.round()
-    with pytest.raises(ProgramError, match="3 program calls failed in a row"):
-        run.run()
-
-
-@pytest.mark.parametrize("fail_every", [1, 2, 3])
-def test_failed_copies_never_change_a_reply(fail_every: int) -> None:
-    """Lost writes cost reuse; lost restores fail their request; no reply is wrong."""
-    options = small(
-        geometry(pages=40, slots=6, slabs=200),
-        faults=Faults(landing_delay_s=0.03, fail_every=fail_every),
-    )
-    run = driver(options)
-    for turn in range(12):
-        tokens = prompt(120, seed=turn % 4)
-        stream = run.submit(request(tokens, 6))
-        run.run()
-        if isinstance(stream.last, Failed):
-            assert stream.last.kind is FailureKind.PROGRAM
-        else:
-            assert stream.ids == expected(tokens, 6)
-
-
 class _Words:
     """Makes each token one letter; stops after a count."""
 
@@ -330,7 +217,8 @@ def test_a_stop_string_ends_decoding_at_its_token(per_step: int) -> None:
     again = run.submit(request([*prompt(100), *said, *prompt(20, seed=9)], 2))
     run.run()
     assert again.started is not None
-    assert again.started.reused in (100 + 5, 96)
+    # At best all but the token that completed the stop string, which was never processed.
+    assert 96 <= again.started.reused <= 100 + 5
 
 
 @pytest.mark.parametrize("per_step", [2, 3, 5])

@@ -1,4 +1,4 @@
-"""A small tokenizer and templates in the shape of the published Qwen3.5 and 3.6 ones, for tests of the text side."""
+"""A small tokenizer, and templates in the shape of the published Qwen3.5 and 3.6 ones."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ TURNS = """\
         {%- if message.reasoning_content is string %}
             {%- set reasoning = message.reasoning_content | trim %}
         {%- elif '</think>' in content %}
-            {%- set reasoning = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
+            {%- set reasoning = content.split('</think>')[0].split('<think>')[-1].strip('\\n') %}
             {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
         {%- endif %}
         {%- if KEEP_THINKING or loop.index0 > ns.last %}
@@ -104,8 +104,8 @@ TURNS = """\
                 {{- '<tool_call>\\n<function=' + call.name + '>\\n' }}
                 {%- for name, value in call.arguments | items %}
                     {{- '<parameter=' + name + '>\\n' }}
-                    {{- value | tojson | safe if value is mapping or (value is sequence and value is not string)
-                        else value | string }}
+                    {%- set nested = value is mapping or (value is sequence and value is not string) %}
+                    {{- value | tojson | safe if nested else value | string }}
                     {{- '\\n</parameter>\\n' }}
                 {%- endfor %}
                 {{- '</function>\\n</tool_call>' }}
@@ -161,12 +161,14 @@ def full() -> tokenizers.Tokenizer:
 
 @functools.cache
 def tokenizer() -> Tokenizer:
-    return Tokenizer(json.loads(document()), file=Path("tokenizer.json"), eos_ids=[special("<|im_end|>")])
+    return Tokenizer(
+        json.loads(document()), file=Path("tokenizer.json"), eos_ids=[full().token_to_id("<|im_end|>") or 0]
+    )
 
 
 def special(text: str) -> int:
     """Id of a structural token."""
-    return int(full().token_to_id(text))
+    return tokenizer().special_ids[text]
 
 
 @functools.cache
@@ -174,5 +176,5 @@ def template(source: str = PRESERVING) -> ChatTemplate:
     return ChatTemplate(source)
 
 
-def frontend(source: str = PRESERVING, **options: int) -> Frontend:
-    return Frontend(tokenizer(), template(source), **options)
+def frontend(source: str = PRESERVING, *, text_cache_bytes: int = 1 << 20) -> Frontend:
+    return Frontend(tokenizer(), template(source), text_cache_bytes=text_cache_bytes)

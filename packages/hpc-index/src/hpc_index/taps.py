@@ -84,14 +84,14 @@ def plan_taps(
     hints = tuple(hints)
 
     def settle(position: int) -> int:
-        position = min(position, last)
-        moved = True
-        while moved:
-            moved = False
+        settled, position = -1, min(position, last)
+        while settled != position:
+            settled = position
+            position -= position % rules.unit
             for span in spans:
                 if span.begin < position < span.end:
-                    position, moved = span.begin, True
-        return position - position % rules.unit
+                    position = span.begin
+        return settled
 
     semantic: list[_Candidate] = []
     candidates: list[_Candidate] = []

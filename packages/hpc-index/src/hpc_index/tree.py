@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import attrs
@@ -103,7 +103,7 @@ class Tree:
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self.roots: dict[bytes, Node] = {}
-        self.hasher = block_hash
+        self.hasher: Callable[[int, bytes], int] = block_hash
         self.blocks = 0
 
     def root(self, cache_salt: bytes) -> Node | None:

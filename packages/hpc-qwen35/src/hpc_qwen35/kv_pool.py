@@ -7,6 +7,7 @@ import torch
 
 from hpc_qwen35.config import Qwen35Config
 from hpc_qwen35.kv_profiles import BLOCK, KvProfile, kv_profile
+from hpc_qwen35.tensors import zeroed
 
 __all__ = ["KvPool"]
 
@@ -37,13 +38,7 @@ class KvPool:
             raise ValueError(f"pages is {self.pages}: must be at least 1")
         c = self.config
         shape = (len(c.attention_layers), self.pages, self.profile.layer_record_bytes(c))
-        try:
-            self.bytes = torch.zeros(shape, dtype=torch.uint8, device=self.device)
-        except RuntimeError as error:
-            mib = torch.Size(shape).numel() >> 20
-            raise MemoryError(
-                f"a KV pool of {mib} MiB could not be reserved on {self.device}: {error}"
-            ) from error
+        self.bytes = zeroed(shape, self.device)
         page = (self.pages, BLOCK, 2, c.num_key_value_heads, c.head_dim)
         self.layers = tuple(layer.view(page) for layer in self.bytes.view(self.profile.dtype))
 

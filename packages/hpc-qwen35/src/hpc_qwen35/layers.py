@@ -15,7 +15,7 @@ from hpc_kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
 from hpc_kernels.gated_delta_rule import chunk_gated_delta_rule, gates, step_gated_delta_rule
 from hpc_kernels.kv_append import kv_append
 from hpc_kernels.linear import Gemm, linear
-from hpc_kernels.moe import grouped_experts, route
+from hpc_kernels.moe import GATHERED_TOKENS, gathered_experts, grouped_experts, route
 from hpc_kernels.paged_attention import paged_decode, paged_prefill
 from hpc_kernels.rms_norm import gated_rms_norm, l2_norm, rms_norm
 from hpc_kernels.rotary import apply_rotary
@@ -173,7 +173,8 @@ class MoeBlock:
         w = self.weights
         logits = linear(x, w.router, self.gemm)
         experts, weights = route(logits[:, :-1], self.top)
-        routed = grouped_experts(x, experts, weights, w.gate_up, w.down)
+        run = gathered_experts if x.shape[0] <= GATHERED_TOKENS else grouped_experts
+        routed = run(x, experts, weights, w.gate_up, w.down)
         return routed.add_(self.shared(x).mul_(torch.sigmoid(logits[:, -1:])))
 
 

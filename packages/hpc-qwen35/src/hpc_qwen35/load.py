@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from functools import partial
@@ -29,11 +30,12 @@ from hpc_qwen35.state_pool import StateLayout, StatePool
 from hpc_qwen35.threads import choose_threads, torch_measure
 from hpc_qwen35.weights import Qwen35Weights
 
-
 __all__ = ["Progress", "assemble", "cost_model", "geometry", "load"]
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Told (what, done, total) while something takes time; units are bytes."""
+
+_log = logging.getLogger(__name__)
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -200,4 +202,5 @@ def _threads(
     if device.type != "cpu":
         return 1, 1
     choice = choose_threads(len(sched_getaffinity(0)), torch_measure(dtype, config.hidden_size))
+    _log.info("threads measured: %s", choice.summary())
     return choice.decode, choice.prefill

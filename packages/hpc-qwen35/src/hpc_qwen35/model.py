@@ -26,6 +26,7 @@ from hpc_qwen35.kv_profiles import BLOCK
 from hpc_qwen35.layers import Attention, Ffn, GatedDeltaNet, Mixer, ffn_block
 from hpc_qwen35.passes import DecodePass, PrefillPass
 from hpc_qwen35.state_pool import StatePool
+from hpc_qwen35.tensors import named_tensors
 from hpc_qwen35.weights import AttentionWeights, MixerWeights, Qwen35Weights
 
 __all__ = ["Layer", "Qwen35Model", "Tokens"]
@@ -124,7 +125,7 @@ class Qwen35Model:
     @torch.inference_mode()
     def decode(
         self,
-        tokens: torch.Tensor,
+        tokens: Tokens,
         positions: Sequence[int],
         slots: Sequence[int],
         rows: Sequence[torch.Tensor],
@@ -156,7 +157,7 @@ class Qwen35Model:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every tensor that a pass reads besides KV pages and state images, by name."""
-        return {**self.weights.tensors(), **{f"constants.{name}": t for name, t in self.constants.items()}}
+        return {**named_tensors("weights", self.weights), **named_tensors("constants", self.constants)}
 
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

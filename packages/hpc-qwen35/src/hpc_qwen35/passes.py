@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 import torch
 
+from hpc_kernels.paged_attention import PageRow, page_row
 from hpc_kernels.rotary import rotary_table
 from hpc_qwen35.kv_profiles import BLOCK
 
@@ -17,13 +18,13 @@ RotaryTable = tuple[torch.Tensor, torch.Tensor]
 class PrefillPass:
     """Tokens [base, base + T) of one lane.
 
-    row: int64, the pages of blocks [0, ceil((base + T) / BLOCK)). cells: int64 [T], where each token's keys
+    row: the pages of blocks [0, ceil((base + T) / BLOCK)). cells: int64 [T], where each token's keys
     and values go. rotary: of the T positions; last_rotary: of the last one.
     """
 
     base: int
     slot: int
-    row: torch.Tensor
+    row: PageRow
     cells: torch.Tensor
     rotary: RotaryTable
     last_rotary: RotaryTable
@@ -36,20 +37,20 @@ class PrefillPass:
         positions = torch.arange(base, end, device=inverse.device)
         cos, sin = rotary_table(positions, inverse)
         cells = pages.index_select(0, positions // BLOCK) * BLOCK + positions % BLOCK
-        return cls(base, slot, pages, cells, (cos, sin), (cos[-1:], sin[-1:]))
+        return cls(base, slot, page_row(pages), cells, (cos, sin), (cos[-1:], sin[-1:]))
 
 
 @attrs.frozen(eq=False)
 class DecodePass:
     """One token at `positions[b]` of each of B lanes.
 
-    slots: int64 [B]; slot: the only lane's, or None if there are several. rows[b]: int64, the pages of
+    slots: int64 [B]; slot: the only lane's, or None if there are several. rows[b]: the pages of
     blocks [0, ceil(lengths[b] / BLOCK)). cells: int64 [B]. lengths: positions + 1.
     """
 
     slots: torch.Tensor
     slot: int | None
-    rows: list[torch.Tensor]
+    rows: list[PageRow]
     cells: torch.Tensor
     lengths: list[int]
     rotary: RotaryTable
@@ -70,7 +71,7 @@ class DecodePass:
         return cls(
             slots=torch.tensor(slots, device=device),
             slot=slots[0] if len(slots) == 1 else None,
-            rows=pages,
+            rows=[page_row(row) for row in pages],
             cells=last * BLOCK + at % BLOCK,
             lengths=lengths,
             rotary=rotary_table(at, inverse),

@@ -13,6 +13,7 @@ import attrs
 import torch
 
 from hpc_qwen35.config import Qwen35Config
+from hpc_qwen35.tensors import zeroed
 
 __all__ = ["Part", "StateLayout", "StatePool"]
 
@@ -87,13 +88,7 @@ class StatePool:
             raise ValueError(f"slots is {self.slots}: must be at least 1")
         self.layout = StateLayout.of(self.config, self.conv_dtype)
         shape = (self.slots, self.layout.image_bytes)
-        try:
-            self.bytes = torch.zeros(shape, dtype=torch.uint8, device=self.device)
-        except RuntimeError as error:
-            mib = torch.Size(shape).numel() >> 20
-            raise MemoryError(
-                f"{self.slots} state images, {mib} MiB, could not be reserved on {self.device}: {error}"
-            ) from error
+        self.bytes = zeroed(shape, self.device)
         self.views = {
             (part.name, part.layer): self.bytes[:, part.offset : part.offset + part.nbytes]
             .view(part.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 import attrs
@@ -104,10 +104,6 @@ class Qwen35Weights:
     norm: torch.Tensor
     head: torch.Tensor
 
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """Every tensor by its place in these records, `layers.0.mixer.in_proj`; a tied head is left out."""
-        return dict(_named(self, ""))
-
     @property
     def dtype(self) -> torch.dtype:
         """The compute dtype."""
@@ -117,21 +113,6 @@ class Qwen35Weights:
     def device(self) -> torch.device:
         """Where all of them lie."""
         return self.embedding.device
-
-
-def _named(record: attrs.AttrsInstance, prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
-    seen: set[int] = set()
-    for field in attrs.fields(type(record)):
-        value = getattr(record, field.name)
-        parts = enumerate(value) if isinstance(value, tuple) else ()
-        children = [(f"{prefix}{field.name}.{i}.", part) for i, part in parts]
-        if attrs.has(type(value)):
-            children = [(f"{prefix}{field.name}.", value)]
-        for name, child in children:
-            yield from _named(child, name)
-        if isinstance(value, torch.Tensor) and id(value) not in seen:
-            seen.add(id(value))
-            yield f"{prefix}{field.name}", value
 
 
 @attrs.frozen

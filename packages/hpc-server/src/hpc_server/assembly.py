@@ -47,6 +47,9 @@ class Assembly:
         self._cacheable = cacheable
         self._preserve = preserve
         self._turns = self._find_turns()
+        last = self._turns[-1] if self._turns else None
+        unclosed = last is not None and last.role == probe.assistant and last.end == len(frame.items)
+        self._opener_turn = last if unclosed else None
         self._chunks: list[Int32Array] = []
         self._length = 0
         self._digest = hashlib.blake2b(salt, digest_size=16)
@@ -70,15 +73,15 @@ class Assembly:
                     in_system = False
                     self._hint(HintKind.STRUCTURAL, self._length)
                 self._hint(HintKind.MESSAGE, self._length)
-                if turn is self._turns[-1]:
+                if turn is self._opener_turn:
                     self._open(turn)
                 kept = self._kept(turn, replies[i]) if i in replies else None
                 if kept is not None:
                     self._append(kept.opener)
                     self._append(kept.ids)
                     i = turn.end
-                    ended = len(kept.ids) and int(kept.ids[-1]) == self._probe.closes
-                    i += bool(ended and i < len(items))
+                    if i < len(items) and len(kept.ids) and kept.ids[-1] == items[i]:
+                        i += 1  # the reply brought its end-of-turn token along
                     continue
             self._append(self._encoded(i))
             i += 1
@@ -102,7 +105,7 @@ class Assembly:
     def _replies(self) -> dict[int, ReplyParts]:
         """Replies by the item where their turn begins, if every assistant message has a turn of its own."""
         said = self._conversation.replies
-        found = [turn for turn in self._turns[:-1] if turn.role == self._probe.assistant]
+        found = [t for t in self._turns if t.role == self._probe.assistant and t is not self._opener_turn]
         if len(found) != len(said):
             self.counts["echo_miss.no_turn"] += len(said)
             return {}
@@ -146,7 +149,7 @@ class Assembly:
         ids = self._encode(item)
         mark = self._frame.mark
         if mark is not None and mark[0] == i and self._conversation.tools and self._probe.tools_first:
-            # Tokens that stay the same whatever system text follows, or none: the white space before it is its own.
+            # What stays the same whatever system text follows, or none; white space before it goes with it.
             before = self._encode(item[: mark[1]].rstrip())
             shared = min(len(before), len(ids))
             differs = np.flatnonzero(before[:shared] != ids[:shared])

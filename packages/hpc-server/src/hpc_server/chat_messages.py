@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 
 from hpc_server.echo import ReplyParts
-from hpc_server.placeholders import Mask
+from hpc_server.placeholders import Mask, MaskedTool
 from hpc_server.text_errors import FrontendError
 
 __all__ = ["Conversation", "normalise"]
@@ -46,7 +46,7 @@ def normalise(
     replies: list[ReplyParts] = []
     required: set[str] = set()
     system: int | None = None
-    masked_tools = [mask.value(tool, f"tools[{i}]") for i, tool in enumerate(tools or ())]
+    masked_tools: list[object] = [_tool(tool, f"tools[{i}]", mask) for i, tool in enumerate(tools or ())]
     for i, message in enumerate(messages):
         at = f"messages[{i}]"
         if not isinstance(message, Mapping):
@@ -79,6 +79,12 @@ def normalise(
             made["name"] = mask.text(str(message["name"]), f"{at}.name")
         shaped.append(made)
     return Conversation(shaped, masked_tools or None, tuple(replies), system, frozenset(required - {""}))
+
+
+def _tool(value: object, at: str, mask: Mask) -> MaskedTool:
+    if not isinstance(value, dict):
+        raise FrontendError(at, f"{type(value).__name__}, need an object")
+    return mask.tool(value, at)
 
 
 def _content(value: object, at: str, *, optional: bool) -> str:

@@ -16,7 +16,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from hpc_index.records import PromptView
 from hpc_index.requests import Request
 from hpc_server.engine import Engine
 from hpc_server.events import EventStream, FinishReason
@@ -124,7 +123,7 @@ class Endpoints:
             )
             return await self._run(http, prepared, envelope, answer(envelope), headers)
         except RequestError as error:
-            self._metrics.refused(error.code or error.kind)
+            self._metrics.failed(error.code or error.kind)
             return error_response(error, headers)
         except ClientGoneError:
             return Response(status_code=499)  # nobody reads it
@@ -140,7 +139,7 @@ class Endpoints:
         headers: Mapping[str, str],
     ) -> ASGIApp:
         common = envelope.common
-        request = self._request(prepared.prompt, common)
+        request = self._request(prepared, common)
         text = self._text(prepared, common)
         stream = EventStream(asyncio.get_running_loop())
         worker_text = bool(common.stops)
@@ -179,7 +178,7 @@ class Endpoints:
             self._record(run.prepared, run.generation, run.text)
             yield b"".join(map(sse, run.answer.closing(_reason(run.generation)))) + DONE
         except RequestError as error:
-            self._metrics.refused(error.code or error.kind)
+            self._metrics.failed(error.code or error.kind)
             yield sse(error.body())
         except Exception as error:  # the stream must not end without a last event
             yield sse(self._internal(error).body())
@@ -246,8 +245,9 @@ class Endpoints:
 
         return _Asked(asked.common, render)
 
-    def _request(self, prompt: PromptView, common: Common) -> Request:
-        n, context = len(prompt.tokens), self._limits.max_context
+    def _request(self, prepared: Prepared, common: Common) -> Request:
+        prompt, context = prepared.prompt, self._limits.max_context
+        n = len(prompt.tokens)
         if n < 1:
             raise not_valid("prompt", "is empty; it must have at least one token")
         left = context - n
@@ -256,7 +256,7 @@ class Endpoints:
                 400,
                 f"the prompt has {n} tokens; the context of {context} tokens must hold it and one more",
                 kind="invalid_request_error",
-                param="messages",
+                param="messages" if prepared.chat else "prompt",
                 code="context_length_exceeded",
             )
         if common.max_new is not None and common.max_new > left:
@@ -286,7 +286,7 @@ class Endpoints:
     def _internal(self, error: Exception) -> RequestError:
         """A fault of ours: the log has it, the client gets no internals."""
         _log.error("a request handler failed", exc_info=error)
-        self._metrics.refused("internal_error")
+        self._metrics.failed("internal_error")
         text = "the server failed on this request"
         return RequestError(500, text, kind="server_error", code="internal_error")
 

@@ -28,6 +28,7 @@ __all__ = ["Engine", "EngineState", "EngineStats", "RejectedError"]
 
 _log = logging.getLogger(__name__)
 _SHUTDOWN = "the server is shutting down"
+_MOST_IDLE_S = 0.1
 
 
 class EngineState(enum.Enum):
@@ -102,6 +103,7 @@ class Engine:
         self._clock = clock
         self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._worker = Worker(program, self.options, clock, self._settled)
+        self._idle_s = self.options.landing_poll_s
         self._thread = threading.Thread(target=self._run, name="hpc-engine", daemon=True)
         # Guards what follows; never held while the program is called.
         self._lock = threading.Lock()
@@ -227,10 +229,15 @@ class Engine:
         """The next command; sleeps if nothing can be done before one comes or a copy lands."""
         if busy:
             return self._poll_inbox()
-        if not self._worker.scheduler.everything() and not self._program.stats().index.tickets_open:
-            return self._inbox.get()
+        wait = self.options.landing_poll_s
+        if not self._worker.scheduler.everything():
+            # Nobody waits for what is still in flight: look at it less and less often.
+            wait = self._idle_s = min(2 * self._idle_s, _MOST_IDLE_S)
+            if not self._program.stats().index.tickets_open:
+                self._idle_s = self.options.landing_poll_s
+                return self._inbox.get()
         try:
-            return self._inbox.get(timeout=self.options.landing_poll_s)
+            return self._inbox.get(timeout=wait)
         except queue.Empty:
             return None
 

@@ -31,6 +31,10 @@ class Frame:
     seen: frozenset[int]
     mark: tuple[int, int] | None
 
+    def structure(self) -> list[int]:
+        """The structural tokens alone."""
+        return [item for item in self.items if isinstance(item, int)]
+
 
 @attrs.frozen
 class Turn:

@@ -221,11 +221,11 @@ class Frontend:
         mask = Mask(placeholders, specials, plain=missing or mask.texts)
         conversation = normalise(messages, tools, mask)
         rendered = self._run_template(conversation, options)
-        frame = self._cutter.cut(rendered, mask.texts, conversation.system)
-        if placeholders.damaged(rendered, missing or mask.texts):
+        plain = self._cutter.cut(rendered, mask.texts, conversation.system)
+        if placeholders.damaged(rendered, missing or mask.texts) or plain.structure() != frame.structure():
             self._count({"placeholder.lost": 1})
             raise FrontendError("messages", "the chat template takes special-token text in a message apart")
-        return conversation, frame
+        return conversation, plain
 
     def _run_template(self, conversation: Conversation, options: Mapping[str, object]) -> str:
         try:

@@ -20,8 +20,10 @@ __all__ = ["Guard", "error_response", "key_salt"]
 
 def error_response(error: RequestError, headers: Mapping[str, str] | None = None) -> Response:
     """An error as an HTTP answer."""
-    body = orjson.dumps(error.body())
-    return Response(body, error.status, dict(headers or {}), media_type="application/json")
+    sent = dict(headers or {})
+    if error.status in (429, 503):
+        sent["retry-after"] = "1"
+    return Response(orjson.dumps(error.body()), error.status, sent, media_type="application/json")
 
 
 def key_salt(options: ServerOptions, headers: Headers) -> bytes:

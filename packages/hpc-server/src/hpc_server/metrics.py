@@ -38,7 +38,7 @@ class Metrics:
         self._registry.register(self._engine)
         one = self._registry
         self._requests = Counter("hpc_requests", "Requests over, by outcome", ["outcome"], registry=one)
-        self._refused = Counter("hpc_refused", "Requests refused, by code", ["code"], registry=one)
+        self._errors = Counter("hpc_errors", "Errors that clients were told, by code", ["code"], registry=one)
         self._dropped = Counter(
             "hpc_request_adjustments", "Request fields not taken as sent, by reason", ["reason"], registry=one
         )
@@ -63,9 +63,9 @@ class Metrics:
         if report.ttft_s is not None:
             self._ttft.observe(report.ttft_s)
 
-    def refused(self, code: str) -> None:
-        """Count a request that got an error before it reached the engine."""
-        self._refused.labels(code).inc()
+    def failed(self, code: str) -> None:
+        """Count an error that a client was told."""
+        self._errors.labels(code).inc()
 
     def adjusted(self, reason: str, times: int = 1) -> None:
         """Count something of a request that was not taken as sent."""

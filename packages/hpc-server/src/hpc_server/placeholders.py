@@ -15,11 +15,11 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from hpc_server.text_errors import FrontendError
 
-__all__ = ["MAX_DEPTH", "Mask", "Placeholders"]
+__all__ = ["MAX_DEPTH", "Mask", "MaskedTool", "Placeholders"]
 
 MAX_DEPTH = 64
 """Deepest nesting of tools and of tool-call arguments."""
@@ -79,10 +79,19 @@ class Placeholders:
         sort_keys: bool = False,
     ) -> str:
         """The template filter: JSON in the order in which the client sent it, not escaped for HTML."""
+        if isinstance(value, MaskedTool):
+            if (ensure_ascii, indent, separators, sort_keys) == (False, None, None, False):
+                return value._as_json()
+            value = value._fields()
         if indent is not None and not 0 <= indent <= 16:
             raise ValueError(f"tojson: indent {indent}, need 0 to 16")
         text = json.dumps(
-            value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
+            value,
+            ensure_ascii=False,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
+            default=_fields_of,
         )
         kind = _ESCAPES["a" if ensure_ascii else "u"]
         if ensure_ascii:
@@ -174,10 +183,21 @@ class Mask:
             raise FrontendError(param, f"nested deeper than {MAX_DEPTH} levels")
         if isinstance(value, list):
             return [self.value(item, param, depth + 1) for item in value]
-        return {
-            key if key in _SCHEMA_KEYS else self.text(str(key), param): self.value(item, param, depth + 1)
-            for key, item in value.items()
-        }
+        return {key: self.value(item, param, depth + 1) for key, item in self.keyed(value, param)}
+
+    def keyed(self, value: Mapping[str, object], param: str) -> Iterator[tuple[str, object]]:
+        """The items of an object, keys masked unless templates look them up."""
+        for key, item in value.items():
+            yield key if key in _SCHEMA_KEYS else self.text(str(key), param), item
+
+    def tool(self, tool: Mapping[str, object], param: str) -> MaskedTool:
+        """A tool's definition, masked.
+
+        Raises:
+            FrontendError: it is nested deeper than MAX_DEPTH, or holds text that is not Unicode.
+        """
+        _check_depth(tool, param)
+        return MaskedTool(tool, self, param)
 
     def _core(self, text: str) -> str:
         return text.strip() if self._keep_space else text
@@ -203,7 +223,64 @@ class Mask:
         return ends[0] + middle + ends[1]
 
 
+class MaskedTool(Mapping[str, object]):
+    """A tool's definition as a template sees it. Owned by the rendering of its mask.
+
+    Written as JSON it is one placeholder; a template that looks inside finds every string masked. Most
+    templates do the former, and an agent sends thousands of strings in its tools with every request.
+    """
+
+    def __init__(self, tool: Mapping[str, object], mask: Mask, param: str) -> None:
+        self._tool = tool
+        self._mask = mask
+        self._json = mask.text(json.dumps(tool, ensure_ascii=False), param)
+        self._param = param
+        self._masked: dict[str, object] | None = None
+
+    def __getitem__(self, key: str) -> object:
+        return self._fields()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields())
+
+    def __len__(self) -> int:
+        return len(self._tool)
+
+    def _as_json(self) -> str:
+        return self._json
+
+    def _fields(self) -> dict[str, object]:
+        if self._masked is None:
+            self._masked = {
+                key: self._mask.value(item, self._param)
+                for key, item in self._mask.keyed(self._tool, self._param)
+            }
+        return self._masked
+
+
+def _fields_of(value: object) -> object:
+    """What JSON makes of a tool inside another value."""
+    if isinstance(value, MaskedTool):
+        return value._fields()
+    raise TypeError(f"tojson: {type(value).__name__} has no JSON form")
+
+
+def _check_depth(value: object, param: str) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        inner: list[object] = []
+        for item in level:
+            if isinstance(item, dict):
+                inner.extend(item.values())
+            elif isinstance(item, list):
+                inner.extend(item)
+        if not inner:
+            return
+        level = inner
+    raise FrontendError(param, f"nested deeper than {MAX_DEPTH} levels")
+
+
 def _overlap(left: str, right: str) -> int:
-    """Length of the longest end of `left` that begins `right`, neither being the whole of both."""
+    """Length of the longest end of `left` that is a beginning of `right`."""
     longest = min(len(left), len(right))
     return next((k for k in range(longest, 0, -1) if left.endswith(right[:k])), 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Protocol
 
@@ -57,8 +58,9 @@ class _Line:
 
 
 class FileReplies:
-    """Replies from JSON lines: `{"text": …}` or `{"tokens": […]}`, each with an optional `"when"`.
+    r"""Replies from JSON lines: `{"text": …}` or `{"tokens": […]}`, each with an optional `"when"`.
 
+    Special tokens in a text are those tokens: `"thinking…\n</think>\n\nreply"` ends its reasoning.
     A line with `when` answers every prompt whose text holds that string; the first such line wins. The
     other lines answer in order and start again after the last.
     """
@@ -104,6 +106,18 @@ class FileReplies:
         raise LookupError("the vocabulary has special tokens only")
 
 
+def _encoded(text: str, tokenizer: Tokenizer) -> Int32Buffer:
+    """A script's author means structure by `</think>`, other than a client does."""
+    special = tokenizer.special_ids
+    pattern = "|".join(re.escape(name) for name in sorted(special, key=len, reverse=True))
+    parts = re.split(f"({pattern})", text) if pattern else [text]
+    ids = [
+        np.array([special[part]], dtype=np.int32) if part in special else tokenizer.encode_text(part)
+        for part in parts
+    ]
+    return np.concatenate(ids)
+
+
 def _read_line(line: str, at: str, tokenizer: Tokenizer) -> _Line:
     try:
         value = json.loads(line)
@@ -120,7 +134,7 @@ def _read_line(line: str, at: str, tokenizer: Tokenizer) -> _Line:
     if tokens is None:
         if not isinstance(text, str):
             raise ScriptFileError(f"{at}: text must be a string")
-        return _Line(when, tokenizer.encode_text(text))
+        return _Line(when, _encoded(text, tokenizer))
     if not isinstance(tokens, list):
         raise ScriptFileError(f"{at}: tokens must be a list")
     for token in tokens:

@@ -141,6 +141,7 @@ def run_app(
         access_log=False,
         lifespan="on",
         server_header=False,
+        proxy_headers=False,
         timeout_graceful_shutdown=_DRAIN_S,
         timeout_keep_alive=30,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hpc_server.placeholders import Placeholders
@@ -16,14 +16,16 @@ from hpc_server.text_errors import TemplateError
 __all__ = ["ChatTemplate"]
 
 _MAX_FILE_BYTES = 1 << 24
+_FRAME_CHARS = 512
+"""What a template may write around one message, by which the bounds grow."""
 
 
 class ChatTemplate:
     """A Jinja chat template. Immutable after construction and safe to share between threads.
 
-    A rendering is pure: it reads no clock, no files and no random numbers. `strftime_now` is offered only
-    when a date was given, and always tells that date: a prompt that changes at midnight would make every
-    cached prefix useless once a day.
+    A rendering is pure: it reads no clock, no files and no random numbers. `strftime_now` is defined only
+    if a date was given, and always tells that date: a prompt that changes at midnight would make every
+    cached prefix useless once a day. Templates that test for it have a fixed date of their own.
 
     placeholders: what messages are masked with before they are rendered (D22).
     """
@@ -36,16 +38,17 @@ class ChatTemplate:
         date: datetime.date | None = None,
         bounds: Bounds | None = None,
     ) -> None:
-        """source: the template's text. variables: seen by every rendering (`bos_token` …).
+        """source: the template's text. variables: seen by every rendering (`bos_token` …). date: today.
 
         Raises:
             TemplateError: the template is refused (see `TemplateSandbox.prepare`).
         """
         self.placeholders = Placeholders()
-        self._date = date
         self._sandbox = TemplateSandbox(bounds)
         self._sandbox.add_filter("tojson", self.placeholders.tojson)
-        self._variables = dict(variables or {}, raise_exception=_refuse, strftime_now=_clock(date))
+        self._variables = dict(variables or {}, raise_exception=_refuse)
+        if date is not None:
+            self._variables["strftime_now"] = _clock(date)
         self._template = self._sandbox.prepare(source)
 
     @classmethod
@@ -75,7 +78,7 @@ class ChatTemplate:
     ) -> str:
         """The frame's text for messages and tools as the template expects them, masked or not.
 
-        The bounds grow with the text in the messages, since a template may work on it.
+        The bounds grow with the messages and the text in them.
 
         Raises:
             TemplateError: `refusal` if the template raised; otherwise it failed or was stopped, within
@@ -84,7 +87,8 @@ class ChatTemplate:
         variables = dict(self._variables, **kwargs)
         variables.update(messages=list(messages), add_generation_prompt=add_generation_prompt)
         variables["tools"] = list(tools) if tools else None
-        chars = sum(len(text) for message in messages for text in message.values() if isinstance(text, str))
+        texts = (text for message in messages for text in message.values() if isinstance(text, str))
+        chars = sum(map(len, texts)) + _FRAME_CHARS * len(messages)
         return self._sandbox.run(self._template, variables, extra_chars=chars)
 
 
@@ -92,24 +96,15 @@ def _refuse(message: object = "") -> str:
     raise TemplateError(f"the chat template refuses: {str(message)[:500]}", refusal=True)
 
 
-class _Clock:
+def _clock(date: datetime.date) -> Callable[[str], str]:
     """`strftime_now` at a fixed date."""
 
-    def __init__(self, date: datetime.date | None) -> None:
-        self._date = date
-
-    def __call__(self, form: str) -> str:
-        if self._date is None:
-            raise TemplateError(
-                "chat template: asks for the date, which is not given: it would end prefix reuse"
-            )
+    def strftime_now(form: str) -> str:
         if len(form) > 64 or re.search(r"%[^A-Za-z%]", form):
             raise TemplateError(f"chat template: strftime_now({form[:64]!r}) is not a plain format")
-        return self._date.strftime(form)
+        return date.strftime(form)
 
-
-def _clock(date: datetime.date | None) -> _Clock:
-    return _Clock(date)
+    return strftime_now
 
 
 def _text(file: Path) -> str:

@@ -132,10 +132,8 @@ class _Probe:
 
     def tools_first(self) -> bool:
         """Are tools written before the system text?"""
-        tool = {
-            "type": "function",
-            "function": {"name": "zq-probe-tool", "description": "d", "parameters": {}},
-        }
+        function: dict[str, object] = {"name": "zq-probe-tool", "description": "d", "parameters": {}}
+        tool: dict[str, object] = {"type": "function", "function": function}
         frame = self.cut([_said("system", "zq-probe-system"), _USER], [tool])
         text = "" if frame is None else "".join(item for item in frame.items if isinstance(item, str))
         return 0 <= text.find("zq-probe-tool") < text.find("zq-probe-system")
@@ -162,14 +160,14 @@ class _Probe:
     def cut(
         self,
         messages: Sequence[dict[str, object]],
-        tools: list[object] | None = None,
+        tools: list[dict[str, object]] | None = None,
         *,
         switches: Mapping[str, object] = _NONE,
     ) -> Frame | None:
         """The frame of a conversation, None where the template will not render it."""
         mask = Mask(self._template.placeholders, self._special_ids)
         masked = [{key: _masked(key, value, mask) for key, value in message.items()} for message in messages]
-        masked_tools = [mask.value(tool, "tools") for tool in tools] if tools else None
+        masked_tools = [mask.tool(tool, "tools") for tool in tools] if tools else None
         try:
             rendered = self._template.render(masked, masked_tools, True, **switches)
         except TemplateError:

@@ -20,29 +20,34 @@ from types import GeneratorType
 from typing import cast
 
 import jinja2
-from jinja2 import nodes
 from jinja2.nodes import EvalContext
 from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
-from jinja2.visitor import NodeTransformer
 
 from hpc_server.template_budget import Bounds, Budget
+from hpc_server.template_source import MAX_SOURCE_CHARS, instrument, refuse
 from hpc_server.text_errors import TemplateError
 
-__all__ = ["MAX_SOURCE_CHARS", "TemplateSandbox"]
+__all__ = ["TemplateSandbox"]
 
-MAX_SOURCE_CHARS = 1 << 17
-MAX_SOURCE_NODES = 10_000
-"""Bounds what runs between two looks at the clock; published templates have about 1,500."""
 MAX_INT_BITS = 4096
 MAX_FILTER_INT = 4096
 
-_FILTERS = (
-    "abs capitalize count d default dictsort first float indent int items join last length list lower map "
-    "max min reject rejectattr replace reverse round select selectattr sort string title trim unique upper"
+_OUTER_FILTERS = (
+    "abs count d default first float int items last length list map reject rejectattr reverse round select "
+    "selectattr"
 )
-_TESTS_LEFT_OUT = frozenset({"filter", "test", "callable", "escaped"})
+"""They look at a container's own elements, not into them."""
+_WHOLE_FILTERS = "dictsort max min sort unique"
+"""They compare or order whatever is in a value."""
+_TEXT_FILTERS = "capitalize indent join lower replace string title trim upper"
+"""They write a value, or the elements of one, as text."""
+_OUTER_TESTS = (
+    "boolean defined even false float integer iterable mapping none number odd sameas sequence string true "
+    "undefined"
+)
+_WHOLE_TESTS = "!= < <= == > >= eq equalto ge greaterthan gt in le lessthan lower lt ne upper"
 _TEXT_METHODS = (
     "capitalize count endswith find index isalnum isalpha isdigit islower isspace isupper join lower lstrip "
     "partition removeprefix removesuffix replace rfind rpartition rsplit rstrip split splitlines "
@@ -50,10 +55,12 @@ _TEXT_METHODS = (
 )
 _METHODS: dict[type, frozenset[str]] = {
     str: frozenset(_TEXT_METHODS.split()),
-    dict: frozenset({"get", "items", "keys", "values"}),
+    Mapping: frozenset({"get", "items", "keys", "values"}),
     list: frozenset({"count", "index"}),
     tuple: frozenset({"count", "index"}),
 }
+_JINJAS_OWN = (jinja2.Environment, Context, EvalContext)
+_DICT_ATTRIBUTES = frozenset(dir(dict))
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
@@ -72,22 +79,29 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         )
         self.bounds = bounds or Bounds()
         self._running = threading.local()
-        filters = cast("dict[str, Callable[..., object]]", self.filters)
-        kept = {name: self._bounded(name, filters[name]) for name in _FILTERS.split()}
+        filters = cast("dict[str, Callable[..., object]]", dict(self.filters))
         self.filters.clear()
-        self.filters.update(kept, safe=_same, **{"-each": self._each, "-built": self._built})
+        for name in _OUTER_FILTERS.split():
+            self.add_filter(name, filters[name], whole=False)
+        for name in (*_WHOLE_FILTERS.split(), *_TEXT_FILTERS.split()):
+            self.add_filter(name, filters[name])
+        self.filters.update(safe=_same, **{"-each": self._each, "-built": self._built})
         self.filters.update({"-concat": self._concat, "-weigh": self._weigh})
         tests = cast("dict[str, Callable[..., object]]", dict(self.tests))
         self.tests.clear()
+        self.tests.update({name: tests[name] for name in _OUTER_TESTS.split()})
         self.tests.update(
-            {name: self._bounded(name, test) for name, test in tests.items() if name not in _TESTS_LEFT_OUT}
+            {name: self._bounded(name, tests[name], whole=True) for name in _WHOLE_TESTS.split()}
         )
         self.globals.clear()
         self.globals.update(range=self._range, namespace=Namespace, dict=self._dict)
 
-    def add_filter(self, name: str, function: Callable[..., object]) -> None:
-        """Offer one more filter; what it takes and gives is accounted for."""
-        self.filters[name] = self._bounded(name, function)
+    def add_filter(self, name: str, function: Callable[..., object], *, whole: bool = True) -> None:
+        """Offer one more filter; what it takes and gives is accounted for.
+
+        whole: it looks into the elements of containers.
+        """
+        self.filters[name] = self._bounded(name, function, whole=whole)
 
     def prepare(self, source: str) -> jinja2.Template:
         """Compile a template.
@@ -100,8 +114,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self._running.budget = Budget(self.bounds)
         try:
             tree = self.parse(source)
-            _refuse(tree)
-            _Instrument().visit(tree)  # in place: a template is not replaced
+            refuse(tree)
+            instrument(tree)
             code = self.compile(tree, name="chat_template")
             return jinja2.Template.from_code(self, code, self.make_globals(None))
         except jinja2.TemplateSyntaxError as error:
@@ -146,9 +160,15 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if owner is not None and not isinstance(owner, (TemplateSandbox, LoopContext)):
             self._check_method(budget, owner, getattr(obj, "__name__", ""), args)
         result: object = super().call(context, obj, *args, **kwargs)
-        if isinstance(result, (str, list, tuple)):
-            budget.value(result)
+        if isinstance(result, str):
+            budget.text(len(result))
         return result
+
+    def getattr(self, obj: object, attribute: str) -> object:
+        """Jinja's hook for `obj.attribute`. Most name fields of messages: no method of a dict."""
+        if type(obj) is dict and attribute in obj and attribute not in _DICT_ATTRIBUTES:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
 
     def unsafe_undefined(self, obj: object, attribute: str) -> jinja2.Undefined:
         """Jinja's hook for an attribute that is out of reach: refused at once, not when it is used."""
@@ -175,31 +195,37 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return budget
 
     def _finalize(self, value: object) -> object:
-        """Every printed value. Programs' own objects are refused: their text would name addresses."""
+        """Every printed value. Only text and numbers are: Python's way of writing a list is no prompt's."""
         if isinstance(value, str):
             self._budget.text(len(value))
-        elif isinstance(value, (list, dict, tuple)):
-            self._budget.value(value)
         elif value is not None and not isinstance(value, (int, float, jinja2.Undefined)):
-            raise TemplateError(f"chat template: prints a {type(value).__name__}")
+            raise TemplateError(f"chat template: writes a {type(value).__name__} as text; tojson does that")
         return value
 
-    def _bounded(self, name: str, function: Callable[..., object]) -> Callable[..., object]:
+    def _bounded(self, name: str, function: Callable[..., object], *, whole: bool) -> Callable[..., object]:
         """A filter or test whose arguments and result are accounted for."""
+        written = name in _TEXT_FILTERS.split()
 
         @functools.wraps(function)
         def checked(*args: object, **kwargs: object) -> object:
             budget = self._budget
             budget.step()
             for value in args:
-                budget.value(value)
+                if whole or isinstance(value, str):
+                    budget.value(value)
+                elif isinstance(value, (list, tuple, dict)):
+                    budget.items(len(value))
+            if written:
+                _check_written(name, args)
             if kwargs or len(args) > 1:
                 _check_arguments(budget, name, args, kwargs)
             result = function(*args, **kwargs)
             if isinstance(result, (GeneratorType, reversed)):
                 result = list(budget.each(result, 0))
-            if isinstance(result, (str, list)):
-                budget.value(result)
+            if isinstance(result, str):
+                budget.text(len(result))
+            elif isinstance(result, list):
+                budget.items(len(result))
             return result
 
         return checked
@@ -208,7 +234,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         allowed = next((names for kind, names in _METHODS.items() if isinstance(owner, kind)), None)
         if allowed is None or name not in allowed:
             raise TemplateError(f"chat template: method {name!r} of {type(owner).__name__} is not allowed")
-        for value in (owner, *args):
+        if not isinstance(owner, Mapping):  # its methods look at one key, or copy nothing
+            budget.value(owner)
+        for value in args:
             budget.value(value)
         if name == "join" and isinstance(owner, str) and args and isinstance(args[0], (list, tuple, str)):
             budget.text(len(owner) * len(args[0]))
@@ -251,77 +279,6 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return made
 
 
-class _Instrument(NodeTransformer):
-    """Puts the budget into a parsed template."""
-
-    def visit(self, node: nodes.Node, *args: object, **kwargs: object) -> nodes.Node:
-        """The node that takes the place of this one."""
-        self.generic_visit(node)
-        if isinstance(node, nodes.For):
-            node.iter = _filter("-each", node.iter, nodes.Const(_constant_chars(node.body)))
-        elif isinstance(node, (nodes.Macro, nodes.CallBlock)):
-            weigh = _filter("-weigh", nodes.Const(""), nodes.Const(_constant_chars(node.body)))
-            node.body.insert(0, nodes.Output([weigh]))
-        elif isinstance(node, nodes.Concat):
-            return _filter("-concat", nodes.List(node.nodes))
-        elif isinstance(node, nodes.Compare):
-            node.expr = _checked(node.expr)
-            for operand in node.ops:
-                operand.expr = _checked(operand.expr)
-        elif _is_built(node):
-            return _filter("-built", node)
-        return node
-
-
-def _filter(name: str, value: nodes.Node, *args: nodes.Expr) -> nodes.Filter:
-    return nodes.Filter(value, name, list(args), [], None, None)
-
-
-def _is_built(node: nodes.Node) -> bool:
-    """Is it a container literal that holds more than constants?"""
-    literal = isinstance(node, (nodes.List, nodes.Dict)) or (
-        isinstance(node, nodes.Tuple) and node.ctx == "load"
-    )
-    return literal and next(node.find_all((nodes.Name, nodes.Call)), None) is not None
-
-
-def _checked(operand: nodes.Expr) -> nodes.Expr:
-    return operand if isinstance(operand, nodes.Const) else _filter("-built", operand)
-
-
-def _constant_chars(body: list[nodes.Node]) -> int:
-    """Characters that the body holds as constants and may write out without asking."""
-    total = 0
-    for node in body:
-        total += sum(len(data.data) for data in node.find_all(nodes.TemplateData))
-        total += sum(len(const.value) for const in node.find_all(nodes.Const) if isinstance(const.value, str))
-    return total
-
-
-def _refuse(tree: nodes.Template) -> None:
-    """Refuse what no chat template needs and an attack begins with (trust T1)."""
-    count = 0
-    for node in tree.find_all(nodes.Node):
-        count += 1
-        line = node.lineno
-        if isinstance(node, nodes.Getattr):
-            name = node.attr
-        elif isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Const):
-            name = node.arg.value if isinstance(node.arg.value, str) else ""
-        elif isinstance(node, nodes.Name):
-            name = node.name if node.name.startswith("__") else ""
-        elif isinstance(node, (nodes.Import, nodes.FromImport, nodes.Include, nodes.Extends)):
-            raise TemplateError(f"chat template: line {line}: loads another template")
-        elif isinstance(node, nodes.For) and node.recursive:
-            raise TemplateError(f"chat template: line {line}: recursive loops are not supported")
-        else:
-            continue
-        if name.startswith("_"):
-            raise TemplateError(f"chat template: line {line}: access to {name!r} is refused")
-    if count > MAX_SOURCE_NODES:
-        raise TemplateError(f"chat template: {count} syntax nodes, at most {MAX_SOURCE_NODES}")
-
-
 def _check_operands(budget: Budget, operator: str, left: object, right: object) -> None:
     for value in (left, right):
         if isinstance(value, int) and value.bit_length() > MAX_INT_BITS:
@@ -347,7 +304,7 @@ def _check_operands(budget: Budget, operator: str, left: object, right: object) 
 
 def _check_arguments(budget: Budget, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
     """Refuse arguments that make a filter's result much larger than its input."""
-    texts = [value for value in args if not isinstance(value, (jinja2.Environment, Context, EvalContext))]
+    texts = [value for value in args if not isinstance(value, _JINJAS_OWN)]
     for value in (*texts[1:], *kwargs.values()):
         if isinstance(value, int) and abs(value) > MAX_FILTER_INT and name in ("indent", "round", "join"):
             raise TemplateError(f"chat template: {name}({value}), at most {MAX_FILTER_INT}")
@@ -361,6 +318,17 @@ def _check_arguments(budget: Budget, name: str, args: tuple[object, ...], kwargs
         budget.text(
             (1 + str(texts[0]).count("\n")) * MAX_FILTER_INT if len(str(texts[0])) > MAX_FILTER_INT else 0
         )
+
+
+def _check_written(name: str, args: tuple[object, ...]) -> None:
+    """Refuse to write a container as text, as `_finalize` does."""
+    given = [value for value in args if not isinstance(value, _JINJAS_OWN)]
+    values = given[0] if name == "join" and isinstance(given[0], (list, tuple)) else given[:1]
+    for value in values:
+        if isinstance(value, (list, tuple, Mapping)):
+            raise TemplateError(
+                f"chat template: {name} writes a {type(value).__name__} as text; tojson does that"
+            )
 
 
 def _check_replace(budget: Budget, text: object, old: object, new: object) -> None:

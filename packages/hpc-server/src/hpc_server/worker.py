@@ -196,7 +196,7 @@ class Worker:
         job.fresh = True
         job.decoding = step.done
         if step.first is not None:
-            self._take(job, step.first)
+            self._step(job, step.first)
         return True
 
     def _decode_all(self) -> bool:
@@ -216,17 +216,17 @@ class Worker:
                 short.append((job, step))
                 continue
             worked = True
-            if step.outcome is Outcome.FAILED:
-                self._fail(job, FailureKind.PROGRAM, "the lane failed in a decode round")
-            else:
-                self._take(job, step)
+            self._step(job, step)
         if short:
             # One victim a round: its pages may be enough for all.
             worked = self._make_room(short[0][0], any(step.landing for _, step in short)) or worked
         return worked
 
-    def _take(self, job: Job, step: StepOut) -> None:
+    def _step(self, job: Job, step: StepOut) -> None:
         """Pass a step's tokens on and end the request where it ends: stop token, stop string, length."""
+        if step.outcome is Outcome.FAILED:
+            self._fail(job, FailureKind.PROGRAM, "the lane failed when its next token was chosen")
+            return
         try:
             ending = self._pass_on(job, step)
         except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ __all__ = ["Subject", "running", "started"]
 
 SECONDS_TO_LOAD = 900.0
 SECONDS_TO_END = 20.0
+SECONDS_TO_DIE = 1.0  # between a broken connection and the end of the process that held it
 SECONDS_BETWEEN_LOOKS = 0.05
 LOG_LINES_SHOWN = 15
 
@@ -45,19 +47,45 @@ def started(model: str | None, serve_options: Sequence[str]) -> Iterator[Subject
     """
     with tempfile.TemporaryDirectory(prefix="hpc-bench-") as folder:
         ready, log_path = Path(folder) / "ready.json", Path(folder) / "serve.log"
-        command = [sys.executable, "-m", "hpc_cli", "serve", "--port", "0", "--ready-file", str(ready)]
+        # -P: a file of the working folder, which may be a model's, must not stand for a module.
+        command = [sys.executable, "-P", "-m", "hpc_cli", "serve", "--port", "0", "--ready-file", str(ready)]
         command += [*serve_options, *(["--", model] if model is not None else [])]
-        with log_path.open("wb") as log:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # noqa: S603
+        with _termination_unwinds():
+            with log_path.open("wb") as log:
+                process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # noqa: S603
+            try:
+                about = _wait(process, ready, log_path)
+                with _last_words(process, log_path):
+                    yield Subject(url=str(about["url"]), about=about)
+            finally:
+                _end(process)
+
+
+@contextmanager
+def _last_words(process: subprocess.Popen[bytes], log: Path) -> Iterator[None]:
+    """Add the end of the log to a failure whose cause is that the server died."""
+    try:
+        yield
+    except CommandError as error:
         try:
-            about = _wait(process, ready, log_path)
-            yield Subject(url=str(about["url"]), about=about)
-            if process.poll() is not None:
-                raise CommandError(
-                    f"the server ended with code {process.returncode} during the run; {_tail(log_path)}"
-                )
-        finally:
-            _end(process)
+            code = process.wait(SECONDS_TO_DIE)
+        except subprocess.TimeoutExpired:
+            raise error from None
+        raise CommandError(f"{error}. The server ended with code {code}; {_tail(log)}") from error
+
+
+@contextmanager
+def _termination_unwinds() -> Iterator[None]:
+    """Let SIGTERM end the block like an exception, as the server that it started must not outlive it."""
+
+    def unwind(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, unwind)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _wait(process: subprocess.Popen[bytes], ready: Path, log: Path) -> Mapping[str, Any]:

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 import torch
 
-from hpc_kernels.paged_attention.gather import gather
+from hpc_kernels.paged_attention.gather import PageRow, gather
 
 __all__ = ["paged_decode"]
 
 
 def paged_decode(
-    q: torch.Tensor, pages: torch.Tensor, rows: Sequence[torch.Tensor], lengths: Sequence[int], scale: float
+    q: torch.Tensor, pages: torch.Tensor, rows: Sequence[PageRow], lengths: Sequence[int], scale: float
 ) -> torch.Tensor:
     """[B, HQ, D] in the dtype of q: lane b attends positions [0, lengths[b]).
 
     q: [B, HQ, D]. pages: [P, block, 2, HK, D], the tokens' own keys and values appended already. rows[b]:
-    int64 [ceil(lengths[b] / block)]. One lane at a time, so that a lane's bits are its own.
+    of ceil(lengths[b] / block) pages. One lane at a time, so that a lane's bits are its own.
     """
     B, HQ, D = q.shape
     HK = pages.shape[3]

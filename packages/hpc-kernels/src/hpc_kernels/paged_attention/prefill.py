@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F  # noqa: N812 (the name it has everywhere)
 
-from hpc_kernels.paged_attention.gather import gather
+from hpc_kernels.paged_attention.gather import PageRow, gather
 
 __all__ = ["paged_prefill"]
 
@@ -13,12 +13,12 @@ _ROWS = 256  # queries of one call: bounds the mask, and wastes at most that man
 
 
 def paged_prefill(
-    q: torch.Tensor, pages: torch.Tensor, row: torch.Tensor, base: int, scale: float
+    q: torch.Tensor, pages: torch.Tensor, row: PageRow, base: int, scale: float
 ) -> torch.Tensor:
     """[T, HQ, D] in the dtype of q: query t at position base + t attends positions [0, base + t].
 
-    q: [T, HQ, D]. pages: [P, block, 2, HK, D], the chunk's own keys and values appended already. row: int64
-    [ceil((base + T) / block)]. Query head h reads key head h // (HQ / HK).
+    q: [T, HQ, D]. pages: [P, block, 2, HK, D], the chunk's own keys and values appended already. row: of
+    ceil((base + T) / block) pages. Query head h reads key head h // (HQ / HK).
     """
     T = q.shape[0]
     length = base + T

@@ -17,7 +17,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     weight: FP32, broadcast against x: a weight [H, D] norms each head of [T, H, D] with its own row.
     """
     wide = x.float()
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps))
+    mean = wide.square().sum(-1, keepdim=True).mul_(1.0 / x.shape[-1])
+    scale = torch.rsqrt(mean.add_(eps))
     return (wide * scale).mul_(weight).to(x.dtype)
 
 

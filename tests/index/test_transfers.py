@@ -1,0 +1,137 @@
+"""Copies that fail, land late, or outlive what started them (§6.5, §10 invariant 6)."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpc_index import check_invariants
+from hpc_index.errors import TicketError
+from hpc_index.records import Ending, HintKind, Stream, TapHint
+from tests.index.double import Engine, Run
+from tests.index.strategies import engine, policy, prompt, random_tokens
+
+TOKENS = random_tokens(1, 200)
+
+
+def on_host() -> Engine:
+    """TOKENS cached on the host only, image included, in a pool of 12 pages."""
+    double = engine(policy(taps_per_request=0), slabs=60, pages=12, snapshots=1, lanes=3)
+    double.complete(prompt(TOKENS), [], budget=512)
+    double.complete(prompt(random_tokens(9, 70)), [], budget=512)
+    double.complete(prompt(random_tokens(8, 700), cacheable=False), [], budget=1024)
+    return double
+
+
+def restoring(double: Engine) -> Run:
+    run = double.stage(prompt([*TOKENS, 1]), 1)
+    assert isinstance(run, Run)
+    assert double.open
+    return run
+
+
+def restore_ticket(double: Engine) -> int:
+    return next(t for t, e in double.open.items() if e.plan.stream is Stream.RESTORE)
+
+
+def test_a_failed_restore_fails_every_lane_that_maps_its_blocks() -> None:
+    """Two lanes share filling blocks; both are named, and the host copies serve the next request."""
+    double = on_host()
+    a, b = restoring(double), restoring(double)
+    first = next(iter(double.open))
+    failed = double.land(first, ok=False)
+    assert failed == (a.lane.id, b.lane.id)
+    check_invariants(double.index)
+    for run in (a, b):
+        double.finish(run, Ending.FAILED)
+    double.land_all()
+    check_invariants(double.index)
+    quote = double.index.quote(prompt([*TOKENS, 1]), 1, 0.0)
+    assert (quote.reuse, quote.restore_bytes) == (200, 8000)
+    run = restoring(double)
+    double.activate(run)
+    double.prefill(run, 64)
+
+
+def test_a_lane_publishes_nothing_before_its_restore_landed() -> None:
+    """What it computes meanwhile may be garbage: when the restore fails, none of it is in the cache."""
+    double = on_host()
+    blocks = double.index.stats().blocks
+    run = double.stage(prompt([*TOKENS, *random_tokens(3, 200)], TapHint(260, HintKind.EXPLICIT)), 1)
+    assert isinstance(run, Run)
+    double.activate(run)
+    ticket = next(iter(double.open))
+    double.doom(ticket)
+    while not run.prefilled:
+        double.prefill(run, 512)
+    assert run.garbage
+    assert double.index.stats().blocks == blocks
+    assert double.land(ticket) == (run.lane.id,)
+    double.finish(run)
+    double.land_all()
+    assert double.index.stats().blocks == blocks
+    assert double.index.stats().counters["endpoints_skipped.restore_failed"] >= 1
+
+
+def test_what_waited_is_published_once_the_restore_landed() -> None:
+    """A late report delays publication, it does not lose it."""
+    double = on_host()
+    run = double.stage(prompt([*TOKENS, *random_tokens(3, 100)]), 10)
+    assert isinstance(run, Run)
+    double.activate(run)
+    double.prefill(run, 512)
+    before = double.index.stats().blocks
+    double.land_all()
+    double.decode(run, 1)
+    assert double.index.stats().blocks == before + 1
+
+
+def test_a_lane_cancelled_while_staged_leaves_its_slot_to_the_copy() -> None:
+    """The slot is a destination until the restore lands; then it is free, and the blocks are cached."""
+    double = on_host()
+    run = restoring(double)
+    free = double.index.stats().slots_free
+    double.finish(run, Ending.UNSTAGED)
+    assert double.index.stats().slots_free == free
+    check_invariants(double.index)
+    double.land_all()
+    assert double.index.stats().slots_free == free + 1
+    assert double.index.quote(prompt([*TOKENS, 1]), 1, 0.0).restore_bytes == 4000, "only the image"
+
+
+def test_a_failed_write_gives_its_slabs_back() -> None:
+    """The snapshot stays on the device; its slabs are free again."""
+    double = engine(policy(taps_per_request=0), slabs=60)
+    run = double.start(prompt(TOKENS), 1)
+    double.prefill(run, 512)
+    double.finish(run)
+    assert double.index.stats().slabs_used == 8
+    double.land(next(iter(double.open)), ok=False)
+    stats = double.index.stats()
+    assert (stats.slabs_used, stats.counters["write_failed"]) == (0, 1)
+    assert double.index.quote(prompt([*TOKENS, 1]), 1, 0.0).reuse == 200
+
+
+def test_a_failed_capture_is_never_resumed_from() -> None:
+    """A tap whose own copy failed disappears with the last copy that reads it."""
+    double = engine(slabs=60)
+    run = double.start(prompt(TOKENS, TapHint(130, HintKind.EXPLICIT)), 1)
+    chunk = double.index.next_chunk(run.lane.id, 512, False, 0.0)
+    plans = double.index.commit(run.lane.id, prompt(TOKENS).tokens[: chunk.end], (chunk.end,), 0.0)
+    compute, write = plans
+    assert write.after == (compute.ticket,)
+    double.index.landed(compute.ticket, False, 0.0)
+    assert double.index.quote(prompt(TOKENS), 1, 0.0).reuse == 0
+    double.index.landed(write.ticket, True, 0.0)
+    check_invariants(double.index)
+    assert double.index.stats().snapshots == 0
+    assert double.index.stats().counters["captures_failed"] == 1
+
+
+def test_a_plan_lands_once() -> None:
+    """A second report of the same ticket is an error, not a second release."""
+    double = on_host()
+    restoring(double)
+    ticket = next(iter(double.open))
+    double.land(ticket)
+    with pytest.raises(TicketError, match="landed before"):
+        double.index.landed(ticket, True, 0.0)
