@@ -62,3 +62,13 @@ def test_a_running_lane_is_never_evicted() -> None:
     assert blocked.blocked_by is not None
     double.prefill(run, 200)
     assert run.prefilled
+
+
+def test_a_written_path_loses_its_deepest_block_first_too() -> None:
+    """What a write pinned is released in the same order once it lands."""
+    double = engine(policy(taps_per_request=0), pages=6, slabs=40)
+    old = random_tokens(1, 256)
+    double.complete(prompt(old), [], budget=512)
+    double.complete(prompt(random_tokens(2, 100), cacheable=False), [], budget=512)
+    resident = [bool(n.pages) for n in double.index._store.tree.nodes()]
+    assert resident == [True, True, True, False]

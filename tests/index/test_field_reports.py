@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 from hpc_index import check_invariants
 from hpc_index.records import Ending, HintKind, Quote, TapHint
 from tests.index.adversary import Adversary
@@ -10,7 +12,7 @@ from tests.index.strategies import engine, policy, prompt, random_tokens
 
 
 def test_blocks_without_a_state_are_never_reused() -> None:
-    """KV of a path with no snapshot on it gives no reuse, however long the match (row 7)."""
+    """KV of a path with no snapshot on it gives no reuse, however long the match."""
     double = engine(policy(taps_per_request=0))
     tokens = random_tokens(1, 300)
     run = double.start(prompt(tokens), 1)
@@ -21,7 +23,7 @@ def test_blocks_without_a_state_are_never_reused() -> None:
 
 
 def test_the_second_of_two_like_turns_prefills_only_what_is_new() -> None:
-    """A turn and the same turn with 20 tokens more: the endpoint is restored (row 18)."""
+    """A turn and the same turn with 20 tokens more: the endpoint is restored."""
     double = engine()
     tokens = random_tokens(1, 500)
     run, _ = double.complete(prompt(tokens), range(100), budget=512)
@@ -31,7 +33,7 @@ def test_the_second_of_two_like_turns_prefills_only_what_is_new() -> None:
 
 
 def test_three_questions_on_one_system_text_share_it() -> None:
-    """The second and third resume at the end of the 2,000-token system block (row 19)."""
+    """The second and third resume at the end of the 2,000-token system block."""
     double = engine(policy(prefill_chunk=512), pages=200, snapshots=8)
     system = random_tokens(1, 2000)
     for seed in (2, 3, 4):
@@ -41,7 +43,7 @@ def test_three_questions_on_one_system_text_share_it() -> None:
 
 
 def test_a_repeated_prompt_reuses_almost_all_and_leaves_a_token_to_run() -> None:
-    """The same request twice: at least n - 64 and at most n - 1 tokens are reused (rows 24, 48)."""
+    """The same request twice: at least n - 64 and at most n - 1 tokens are reused."""
     double = engine(policy(prefill_chunk=64), pages=100)
     tokens = random_tokens(1, 700)
     double.complete(prompt(tokens), range(5))
@@ -50,7 +52,7 @@ def test_a_repeated_prompt_reuses_almost_all_and_leaves_a_token_to_run() -> None
 
 
 def test_every_planned_tap_is_published_or_dropped_with_a_reason() -> None:
-    """Nothing is captured or lost in silence (row 25)."""
+    """Nothing is captured or lost in silence."""
     double = engine(policy(prefill_chunk=64), pages=60, snapshots=2, slabs=20)
     for seed in range(6):
         tokens = random_tokens(seed % 3, 200) + random_tokens(seed, 150)
@@ -69,7 +71,7 @@ def test_every_planned_tap_is_published_or_dropped_with_a_reason() -> None:
 
 
 def test_no_slot_for_a_capture_never_stops_a_request() -> None:
-    """More lanes than snapshot slots, all capturing: each request runs to its end (row 44)."""
+    """More lanes than snapshot slots, all capturing: each request runs to its end."""
     double = engine(policy(), pages=60, lanes=4, snapshots=1)
     runs = [
         double.start(prompt(random_tokens(seed, 200), TapHint(100, HintKind.EXPLICIT)), 8)
@@ -86,7 +88,7 @@ def test_no_slot_for_a_capture_never_stops_a_request() -> None:
 
 
 def test_a_cancelled_request_gives_everything_back_at_every_stage() -> None:
-    """Staged, restoring, mid-prefill, in decode: free counts return to where they were (rows 46, 49)."""
+    """Staged, restoring, mid-prefill, in decode: free counts return to where they were."""
     double = engine(policy(taps_per_request=0), pages=12, slabs=60, snapshots=2)
     tokens = random_tokens(1, 300)
     double.complete(prompt(tokens), [], budget=512)
@@ -112,7 +114,7 @@ def test_a_cancelled_request_gives_everything_back_at_every_stage() -> None:
 
 
 def test_blocks_of_a_cancelled_request_stay_reusable() -> None:
-    """Cancelled at 128 of 300 tokens: the endpoint there serves the next request (row 49)."""
+    """Cancelled at 128 of 300 tokens: the endpoint there serves the next request."""
     double = engine(policy(taps_per_request=0))
     tokens = random_tokens(1, 300)
     run = double.start(prompt(tokens), 1)
@@ -134,9 +136,7 @@ def test_a_cyclic_working_set_larger_than_the_device_keeps_reusing() -> None:
 
 
 def test_random_use_keeps_every_rule() -> None:
-    """A few thousand steps from one seed, all invariants after each (row 45)."""
-    import random
-
+    """A few thousand steps from one seed, all invariants after each."""
     rng = random.Random(45)
     adversary = Adversary(rng.randrange)
     names = ["serve", "start", "prefill", "decode", "finish", "land", "prefetch"]

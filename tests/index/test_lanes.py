@@ -359,3 +359,27 @@ def test_plans_are_numbered_in_order() -> None:
     double.complete(prompt(random_tokens(1, 300), TapHint(130, HintKind.EXPLICIT)), range(70))
     assert [p.ticket for p in seen] == list(range(1, len(seen) + 1))
     assert {p.stream for p in seen} == {Stream.COMPUTE, Stream.WRITE}
+
+
+def test_a_client_that_echoes_gets_no_opener_tap() -> None:
+    """After an endpoint resume the generation opener splits no chunk (§7.1)."""
+    double = engine()
+    first = random_tokens(1, 100)
+    double.complete(prompt(first), range(75))
+    turn = [*first, *range(75), *random_tokens(2, 200)]
+    opener = TapHint(len(turn) - 2, HintKind.OPENER)
+    run = double.start(prompt(turn, opener), 1)
+    assert double.index.next_chunk(run.lane.id, 512, False, 0.0).end == len(turn)
+    other = double.start(prompt(random_tokens(3, 375), opener), 1)
+    assert double.index.next_chunk(other.lane.id, 512, False, 0.0).end == 373
+
+
+def test_the_second_prompt_that_diverges_leaves_a_junction() -> None:
+    """D13: with an endpoint past the fork, the next prompt taps the fork; the third resumes there."""
+    double = engine(policy(taps_per_request=1), pages=100)
+    common = random_tokens(1, 700)
+    reuses = []
+    for seed in (2, 3, 4):
+        _, reused = double.complete(prompt([*common, *random_tokens(seed, 200)]), range(70), budget=2048)
+        reuses.append(reused)
+    assert reuses == [0, 0, 640]

@@ -6,16 +6,16 @@ import pytest
 
 from hpc_index import check_invariants
 from hpc_index.errors import TicketError
-from hpc_index.records import Ending, HintKind, Stream, TapHint
+from hpc_index.records import Ending, HintKind, TapHint
 from tests.index.double import Engine, Run
 from tests.index.strategies import engine, policy, prompt, random_tokens
 
 TOKENS = random_tokens(1, 200)
 
 
-def on_host() -> Engine:
+def on_host(taps: int = 0) -> Engine:
     """TOKENS cached on the host only, image included, in a pool of 12 pages."""
-    double = engine(policy(taps_per_request=0), slabs=60, pages=12, snapshots=1, lanes=3)
+    double = engine(policy(taps_per_request=taps), slabs=60, pages=12, snapshots=1, lanes=3)
     double.complete(prompt(TOKENS), [], budget=512)
     double.complete(prompt(random_tokens(9, 70)), [], budget=512)
     double.complete(prompt(random_tokens(8, 700), cacheable=False), [], budget=1024)
@@ -27,10 +27,6 @@ def restoring(double: Engine) -> Run:
     assert isinstance(run, Run)
     assert double.open
     return run
-
-
-def restore_ticket(double: Engine) -> int:
-    return next(t for t, e in double.open.items() if e.plan.stream is Stream.RESTORE)
 
 
 def test_a_failed_restore_fails_every_lane_that_maps_its_blocks() -> None:
@@ -54,9 +50,11 @@ def test_a_failed_restore_fails_every_lane_that_maps_its_blocks() -> None:
 
 def test_a_lane_publishes_nothing_before_its_restore_landed() -> None:
     """What it computes meanwhile may be garbage: when the restore fails, none of it is in the cache."""
-    double = on_host()
+    double = on_host(taps=2)
     blocks = double.index.stats().blocks
-    run = double.stage(prompt([*TOKENS, *random_tokens(3, 200)], TapHint(260, HintKind.EXPLICIT)), 1)
+    hints = (TapHint(230, HintKind.EXPLICIT), TapHint(260, HintKind.EXPLICIT))
+    snapshots = double.index.stats().snapshots
+    run = double.stage(prompt([*TOKENS, *random_tokens(3, 200)], *hints), 1)
     assert isinstance(run, Run)
     double.activate(run)
     ticket = next(iter(double.open))
@@ -64,11 +62,11 @@ def test_a_lane_publishes_nothing_before_its_restore_landed() -> None:
     while not run.prefilled:
         double.prefill(run, 512)
     assert run.garbage
-    assert double.index.stats().blocks == blocks
+    assert (double.index.stats().blocks, double.index.stats().snapshots) == (blocks, snapshots)
     assert double.land(ticket) == (run.lane.id,)
     double.finish(run)
     double.land_all()
-    assert double.index.stats().blocks == blocks
+    assert (double.index.stats().blocks, double.index.stats().snapshots) == (blocks, snapshots)
     assert double.index.stats().counters["endpoints_skipped.restore_failed"] >= 1
 
 
@@ -125,6 +123,31 @@ def test_a_failed_capture_is_never_resumed_from() -> None:
     check_invariants(double.index)
     assert double.index.stats().snapshots == 0
     assert double.index.stats().counters["captures_failed"] == 1
+
+
+def test_a_failed_capture_that_waits_for_its_block_is_dropped() -> None:
+    """A lagging pool delays publication at 128; the copy fails meanwhile, and nothing is published."""
+    double = engine(lags=(0, 1))
+    run = double.start(prompt(TOKENS, TapHint(128, HintKind.EXPLICIT)), 1)
+    double.index.next_chunk(run.lane.id, 512, False, 0.0)
+    tokens = prompt(TOKENS).tokens
+    (compute,) = double.index.commit(run.lane.id, tokens[:128], (128, 127), 0.0)
+    double.index.landed(compute.ticket, False, 0.0)
+    double.index.commit(run.lane.id, tokens[128:], (200, 199), 0.0)
+    stats = double.index.stats()
+    assert (stats.snapshots, stats.counters["taps_dropped.copy_failed"]) == (0, 1)
+    check_invariants(double.index)
+
+
+def test_a_failed_activation_fails_its_lane() -> None:
+    """The lane's state is not what it should be: it is named, and leaves nothing."""
+    double = engine()
+    run = double.stage(prompt(TOKENS), 1)
+    assert isinstance(run, Run)
+    (plan,) = double.index.activate(run.lane.id, 0.0)
+    assert double.index.landed(plan.ticket, False, 0.0) == (run.lane.id,)
+    double.finish(run, Ending.CANCELLED)
+    assert double.index.stats().snapshots == 0
 
 
 def test_a_plan_lands_once() -> None:

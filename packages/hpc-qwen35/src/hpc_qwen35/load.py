@@ -77,10 +77,12 @@ def assemble(
     options: Options,
     memory: Memory,
     notes: tuple[str, ...] = (),
+    cost: CostModel | None = None,
 ) -> Qwen35Program:
     """A program around weights that are already on their device, in their compute dtype.
 
     notes: what the start log should say besides what `resolve` has to.
+    cost: ranks resume points; None derives one from the model's size and the device class.
 
     Raises:
         OptionError, MemoryError: as `load`.
@@ -110,7 +112,7 @@ def assemble(
     return Qwen35Program(
         Qwen35Model(config, weights, kv, states),
         CopyEngine((kv,), states, slabs),
-        PrefixIndex(geometry(resolved), cost_model(config, resolved), resolved.policy),
+        PrefixIndex(geometry(resolved), cost or cost_model(config, resolved), resolved.policy),
         resolved,
         addressable=config.addressable_vocab,
     )

@@ -36,7 +36,6 @@ from hpc_qwen35.lane import Sequence
 from hpc_qwen35.model import Qwen35Model
 from hpc_qwen35.options import Resolved
 from hpc_qwen35.sampling import Unsampled, choose
-from hpc_qwen35.tensors import named_tensors
 
 __all__ = ["ProgramStats", "Qwen35Program"]
 
@@ -98,8 +97,7 @@ class Qwen35Program:
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every tensor that lives between two calls, by name: weights, KV pages, state slots, host slabs."""
         return {
-            **named_tensors("weights", self._model.weights),
-            **named_tensors("constants", self._model.constants),
+            **self._model.tensors(),
             "kv": self._copies.pools[0].bytes,
             "states": self._copies.images.bytes,
             "slabs": self._copies.slabs,
