@@ -107,6 +107,27 @@ def test_padded_tokens_change_nothing(T: int) -> None:
     assert torch.equal(one[0], start)
 
 
+@pytest.mark.parametrize("phase", [1, 17, 63])
+@pytest.mark.parametrize("T", [1, 64, 130])
+def test_a_phase_is_padding_on_the_left(phase: int, T: int) -> None:
+    """A call at phase p has the bits of the same tokens after p tokens that change nothing (§7.2)."""
+    c = case(T, 2, 2, 16, 16, 6)
+    zeros = Case(*(torch.zeros(phase, *x.shape[1:]) for x in c))
+    padded = Case(*(torch.cat((z, x)) for x, z in zip(c, zeros, strict=True)))
+    moved, expected = state(c), state(c)
+    out = chunk_gated_delta_rule(*c, moved, phase)
+    assert torch.equal(out, chunk_gated_delta_rule(*padded, expected)[phase:])
+    assert torch.equal(moved, expected)
+
+
+def test_a_phase_outside_a_chunk_is_refused() -> None:
+    """A phase is a position within a chunk."""
+    c = case(3, 1, 1, 8, 8, 1)
+    for phase in (-1, CHUNK):
+        with pytest.raises(ValueError, match=f"phase is {phase}: must be 0 to 63"):
+            chunk_gated_delta_rule(*c, state(c), phase)
+
+
 def test_calls_join_on_the_grid() -> None:
     """Cut at a multiple of 64, two calls leave the same bits as one."""
     c = case(200, 2, 2, 16, 16, 6)

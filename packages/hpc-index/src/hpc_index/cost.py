@@ -72,10 +72,10 @@ PRESETS: Mapping[str, CostModel] = MappingProxyType(
     {
         "generic": CostModel(),
         "cpu": CostModel(
-            chunk_seconds=4e-3,
-            token_seconds=120e-6,
-            pair_seconds=10e-9,
-            host_bytes_per_second=4e9,
+            chunk_seconds=5e-3,
+            token_seconds=46e-6,
+            pair_seconds=3e-9,
+            host_bytes_per_second=5e9,
             batch_seconds=50e-6,
         ),
         "rtx-5090-27b-int": _gpu(40.814, 235.69, 7.1007, 51.5, 8.457),
@@ -87,7 +87,7 @@ PRESETS: Mapping[str, CostModel] = MappingProxyType(
         "rtx-pro-6000-27b-nvfp4": _gpu(12.680, 68.935, 2.2236, 50.3, 8.5),
     }
 )
-"""Measured coefficients by machine and model; `generic` where nothing was measured, `cpu` for a few cores."""
+"""Measured coefficients by machine and model; `generic` where nothing was, `cpu`: two cores, 5 M parameters."""
 
 
 def preset(name: str) -> CostModel:

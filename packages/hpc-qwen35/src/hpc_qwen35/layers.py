@@ -12,7 +12,7 @@ import attrs
 import torch
 
 from hpc_kernels.causal_conv1d import causal_conv1d, causal_conv1d_step
-from hpc_kernels.gated_delta_rule import chunk_gated_delta_rule, gates, step_gated_delta_rule
+from hpc_kernels.gated_delta_rule import CHUNK, chunk_gated_delta_rule, gates, step_gated_delta_rule
 from hpc_kernels.kv_append import kv_append
 from hpc_kernels.linear import Gemm, linear
 from hpc_kernels.moe import GATHERED_TOKENS, gathered_experts, grouped_experts, route
@@ -102,7 +102,7 @@ class GatedDeltaNet:
         mixed, z, b, a = self._split(x)
         q, k, v = self._heads(causal_conv1d(mixed, self.conv[at.slot], self.weights.conv))
         g, beta = gates(b, a, self.weights.decay, self.weights.dt_bias)
-        out = chunk_gated_delta_rule(q, k, v, g, beta, self.recurrent[at.slot])
+        out = chunk_gated_delta_rule(q, k, v, g, beta, self.recurrent[at.slot], at.base % CHUNK)
         if last_only:
             out, z = out[-1:], z[-1:]
         return self._project(out, z)

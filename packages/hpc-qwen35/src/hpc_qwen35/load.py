@@ -145,7 +145,7 @@ def cost_model(config: Qwen35Config, r: Resolved) -> CostModel:
         chunk_seconds=rates.chunk_seconds * len(config.layers),
         chunk_tokens=r.prefill_chunk,
         token_seconds=2 * _token_weights(config) / rates.flops,
-        pair_seconds=pair_flops / rates.flops,
+        pair_seconds=pair_flops / rates.attention_flops,
         host_bytes_per_second=rates.host_bytes,
         batch_seconds=rates.batch_seconds,
     )
@@ -168,13 +168,15 @@ class _Rates:
     """Sustained rates of a device class: operations and host bytes a second, seconds a layer and a batch."""
 
     flops: float
+    attention_flops: float
     host_bytes: float
     chunk_seconds: float
     batch_seconds: float
 
 
-_CPU = _Rates(flops=60e9, host_bytes=5e9, chunk_seconds=0.3e-3, batch_seconds=50e-6)
-_CUDA = _Rates(flops=300e12, host_bytes=20e9, chunk_seconds=0.5e-3, batch_seconds=100e-6)
+# Two cores with AVX-512: `benchmarks/model_cpu.py`. One H200, eager: no more than its order of magnitude.
+_CPU = _Rates(160e9, 600e9, host_bytes=5e9, chunk_seconds=0.6e-3, batch_seconds=50e-6)
+_CUDA = _Rates(300e12, 300e12, host_bytes=20e9, chunk_seconds=0.5e-3, batch_seconds=100e-6)
 
 
 def _device(name: str) -> torch.device:

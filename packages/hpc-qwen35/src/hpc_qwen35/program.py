@@ -94,6 +94,11 @@ class Qwen35Program:
         """The cache's index, to look at; only the program changes it."""
         return self._index
 
+    @property
+    def model(self) -> Qwen35Model:
+        """The model, to measure with; a running program's lanes own its slots and pages."""
+        return self._model
+
     def tensors(self) -> dict[str, torch.Tensor]:
         """Every tensor that lives between two calls, by name: weights, KV pages, state slots, host slabs."""
         return {

@@ -129,7 +129,8 @@ async def _http_error(_request: HttpRequest, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
     code = {404: "not_found", 405: "method_not_allowed"}.get(status)
     text = {404: "there is no such route", 405: "this route does not take that method"}.get(status, "refused")
-    return error_response(RequestError(status, text, kind="invalid_request_error", code=code))
+    headers = error.headers if isinstance(error, HTTPException) else None  # `Allow`
+    return error_response(RequestError(status, text, kind="invalid_request_error", code=code), headers)
 
 
 async def _server_error(_request: HttpRequest, error: Exception) -> Response:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from hpc_server.echo import EchoContext, EchoStore, Kept, ReplyParts
 from hpc_server.frame import Frame, Turn, turns
 from hpc_server.template_probe import TemplateProbe
 from hpc_server.text_cache import TextCache
+from hpc_server.text_errors import PromptTooLongError
 
 __all__ = ["Assembly"]
 
@@ -36,8 +38,15 @@ class Assembly:
         salt: bytes,
         cacheable: bool,
         preserve: bool,
+        exceeds: Callable[[str, int], bool],
+        max_tokens: int | None = None,
     ) -> None:
-        """preserve: think blocks of earlier turns are to stay; False leaves them to the template."""
+        """preserve: think blocks of earlier turns are to stay; False leaves them to the template.
+
+        max_tokens, exceeds: longest prompt worth finishing, and whether a text alone is longer than that.
+        """
+        self._exceeds = exceeds
+        self._max_tokens = max_tokens
         self._probe = probe
         self._texts = texts
         self._echo = echo
@@ -60,7 +69,12 @@ class Assembly:
         self.starts_in_reasoning = False
 
     def run(self) -> None:
-        """Assemble the prompt."""
+        """Assemble the prompt.
+
+        Raises:
+            PromptTooLongError: it has more than max_tokens.
+            EncodingError: the tokenizer gives up on a text.
+        """
         items = self._frame.items
         by_begin = {turn.begin: turn for turn in self._turns}
         replies = self._replies()
@@ -157,11 +171,15 @@ class Assembly:
         return ids
 
     def _encode(self, text: str) -> Int32Buffer:
+        if self._max_tokens is not None and self._exceeds(text, self._max_tokens):
+            raise PromptTooLongError("messages", self._max_tokens)
         return self._texts.encode(text, self._salt, keep=self._cacheable)
 
     def _append(self, ids: Int32Buffer) -> None:
         self._chunks.append(ids)
         self._length += len(ids)
+        if self._max_tokens is not None and self._length > self._max_tokens:
+            raise PromptTooLongError("messages", self._max_tokens)
 
     def _prompt_digest(self) -> bytes:
         """Digest of the namespace and all tokens so far."""

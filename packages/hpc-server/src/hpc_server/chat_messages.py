@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 
 import attrs
@@ -139,9 +140,16 @@ def _arguments(value: object, at: str) -> dict[str, object]:
     """Arguments as an object, keys in the client's order; they come as JSON text or as an object."""
     if isinstance(value, str):
         try:
-            value = json.loads(value, parse_constant=_no_constant) if value.strip() else {}
-        except (ValueError, RecursionError) as error:
+            if value.strip():
+                value = json.loads(value, parse_constant=_no_constant, parse_float=_finite)
+            else:
+                value = {}
+        except RecursionError:
+            raise FrontendError(at, "not JSON: nests too deep") from None
+        except (json.JSONDecodeError, _NumberError) as error:
             raise FrontendError(at, f"not JSON: {error}") from None
+        except ValueError:  # an integer beyond the interpreter's digit limit
+            raise FrontendError(at, "not JSON: an integer with too many digits") from None
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -150,7 +158,19 @@ def _arguments(value: object, at: str) -> dict[str, object]:
 
 
 def _no_constant(name: str) -> object:
-    raise ValueError(f"{name} is not a JSON number")
+    raise _NumberError(f"{name} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    """A number that overflows would be rendered as `Infinity`."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise _NumberError("a number beyond the range of a double")
+    return value
+
+
+class _NumberError(ValueError):
+    """A number that JSON or a double cannot say."""
 
 
 def _masked_call(name: str, arguments: dict[str, object], mask: Mask, at: str) -> dict[str, object]:

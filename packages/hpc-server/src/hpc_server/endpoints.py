@@ -32,7 +32,7 @@ from hpc_server.protocols.errors import RequestError, not_valid
 from hpc_server.protocols.openai_chat import ChatAnswer, read_chat
 from hpc_server.protocols.openai_completions import CompletionAnswer, read_completion
 from hpc_server.sse import DONE, PING, ClientGoneError, EventStreamResponse, or_disconnect, sse
-from hpc_server.text_errors import FrontendError
+from hpc_server.text_errors import FrontendError, PromptTooLongError
 
 __all__ = ["Endpoints"]
 
@@ -83,6 +83,8 @@ class Endpoints:
             max_context=engine.max_context,
             vocab_size=engine.vocab_size,
         )
+        # A prompt that is somewhat too long is still counted for the error text.
+        self._longest_counted = 2 * engine.max_context
         self._text_thread = ThreadPoolExecutor(1, thread_name_prefix="hpc-text")
         self._told: set[tuple[str, str]] = set()
 
@@ -223,16 +225,33 @@ class Endpoints:
         cacheable = asked.common.cacheable and self._options.prefix_reuse
         try:
             prepared = asked.render(key + asked.common.cache_salt, cacheable)
+        except PromptTooLongError as error:
+            raise self._too_long(f"more than {error.bound}", error.param) from error
         except FrontendError as error:
             raise not_valid(error.param, error.message) from error
         return asked, prepared
+
+    def _too_long(self, tokens: str, param: str) -> RequestError:
+        context = self._limits.max_context
+        return RequestError(
+            400,
+            f"the prompt has {tokens} tokens; the context of {context} tokens must hold it and one more",
+            kind="invalid_request_error",
+            param=param,
+            code="context_length_exceeded",
+        )
 
     def _read_chat(self, body: Mapping[str, object]) -> _Asked:
         asked = read_chat(body, self._limits, strict=self._options.strict)
 
         def render(salt: bytes, cacheable: bool) -> Prepared:
             return self._frontend.chat(
-                asked.messages, asked.tools, kwargs=asked.kwargs, cache_salt=salt, cacheable=cacheable
+                asked.messages,
+                asked.tools,
+                kwargs=asked.kwargs,
+                cache_salt=salt,
+                cacheable=cacheable,
+                max_tokens=self._longest_counted,
             )
 
         return _Asked(asked.common, render)
@@ -241,7 +260,9 @@ class Endpoints:
         asked = read_completion(body, self._limits, strict=self._options.strict)
 
         def render(salt: bytes, cacheable: bool) -> Prepared:
-            return self._frontend.completion(asked.prompt, cache_salt=salt, cacheable=cacheable)
+            return self._frontend.completion(
+                asked.prompt, cache_salt=salt, cacheable=cacheable, max_tokens=self._longest_counted
+            )
 
         return _Asked(asked.common, render)
 
@@ -252,13 +273,7 @@ class Endpoints:
             raise not_valid("prompt", "is empty; it must have at least one token")
         left = context - n
         if left < 1:
-            raise RequestError(
-                400,
-                f"the prompt has {n} tokens; the context of {context} tokens must hold it and one more",
-                kind="invalid_request_error",
-                param="messages" if prepared.chat else "prompt",
-                code="context_length_exceeded",
-            )
+            raise self._too_long(str(n), "messages" if prepared.chat else "prompt")
         if common.max_new is not None and common.max_new > left:
             self._metrics.adjusted("max_tokens_clamped")
         return Request(

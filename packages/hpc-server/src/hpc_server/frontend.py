@@ -22,7 +22,7 @@ from hpc_server.placeholders import Mask
 from hpc_server.template import ChatTemplate
 from hpc_server.template_probe import TemplateProbe, probe_template
 from hpc_server.text_cache import TextCache
-from hpc_server.text_errors import FrontendError, TemplateError
+from hpc_server.text_errors import EncodingError, FrontendError, PromptTooLongError, TemplateError
 from hpc_server.tokenizer import Tokenizer
 
 __all__ = ["TEMPLATE_KWARGS", "Frontend", "Prepared"]
@@ -97,13 +97,16 @@ class Frontend:
         kwargs: Mapping[str, object] | None = None,
         cache_salt: bytes = b"",
         cacheable: bool = True,
+        max_tokens: int | None = None,
     ) -> Prepared:
         """Render a conversation with its generation opener.
 
         Assistant messages that say what a kept reply said become the generated ids (D21). kwargs: of
-        TEMPLATE_KWARGS; `preserve_thinking` is on unless switched off (D23).
+        TEMPLATE_KWARGS; `preserve_thinking` is on unless switched off (D23). max_tokens: a longer prompt
+        is not worth finishing.
 
         Raises:
+            PromptTooLongError: it has more than max_tokens.
             FrontendError: a field is not valid, or the template refuses the conversation.
         """
         began = self._clock()
@@ -119,8 +122,13 @@ class Frontend:
             salt=cache_salt,
             cacheable=cacheable,
             preserve=bool(options["preserve_thinking"]),
+            exceeds=self.tokenizer.exceeds,
+            max_tokens=max_tokens,
         )
-        assembly.run()
+        try:
+            assembly.run()
+        except EncodingError as error:
+            raise FrontendError("messages", str(error)) from error
         prompt = PromptView(
             tokens=assembly.tokens(), cache_salt=cache_salt, hints=tuple(assembly.hints), cacheable=cacheable
         )
@@ -134,16 +142,24 @@ class Frontend:
         )
 
     def completion(
-        self, prompt: str | Sequence[int] | Int32Buffer, *, cache_salt: bytes = b"", cacheable: bool = True
+        self,
+        prompt: str | Sequence[int] | Int32Buffer,
+        *,
+        cache_salt: bytes = b"",
+        cacheable: bool = True,
+        max_tokens: int | None = None,
     ) -> Prepared:
         """A raw prompt, text or ids. Text is text here too (`Tokenizer.encode_raw`).
 
+        max_tokens: as in `chat`.
+
         Raises:
+            PromptTooLongError: text of far more than max_tokens.
             FrontendError: an empty prompt, text that is not Unicode, or an id outside the vocabulary.
         """
         began = self._clock()
         tokens = (
-            self._raw_text(prompt, cache_salt, cacheable)
+            self._raw_text(prompt, cache_salt, cacheable, max_tokens)
             if isinstance(prompt, str)
             else self._raw_ids(prompt)
         )
@@ -234,12 +250,17 @@ class Frontend:
             self._count({"template.refused" if error.refusal else "template.failed": 1})
             raise FrontendError("messages", self.template.placeholders.without(str(error))) from error
 
-    def _raw_text(self, prompt: str, salt: bytes, cacheable: bool) -> Int32Buffer:
+    def _raw_text(self, prompt: str, salt: bytes, cacheable: bool, max_tokens: int | None) -> Int32Buffer:
         try:
             prompt.encode()
         except UnicodeEncodeError as error:
             raise FrontendError("prompt", f"not valid Unicode at character {error.start}") from None
-        return self._texts.encode(prompt, salt, keep=cacheable)
+        try:
+            if max_tokens is not None and self.tokenizer.exceeds(prompt, max_tokens):
+                raise PromptTooLongError("prompt", max_tokens)
+            return self._texts.encode(prompt, salt, keep=cacheable)
+        except EncodingError as error:
+            raise FrontendError("prompt", str(error)) from error
 
     def _raw_ids(self, prompt: Sequence[int] | Int32Buffer) -> Int32Buffer:
         try:
@@ -263,8 +284,8 @@ def _options(kwargs: Mapping[str, object]) -> dict[str, object]:
     for name, value in kwargs.items():
         if name not in TEMPLATE_KWARGS:
             raise FrontendError(
-                f"chat_template_kwargs.{name}", f"unknown, known are {', '.join(TEMPLATE_KWARGS)}"
+                f"chat_template_kwargs.{name[:64]}", f"unknown, known are {', '.join(TEMPLATE_KWARGS)}"
             )
         if value is not None and not isinstance(value, bool):
-            raise FrontendError(f"chat_template_kwargs.{name}", f"{value!r}, need true or false")
+            raise FrontendError(f"chat_template_kwargs.{name}", f"{value!r:.64}, need true or false")
     return {name: value for name, value in kwargs.items() if value is not None}

@@ -55,7 +55,8 @@ class Guard:
         hosts = self._options.allowed_hosts
         if hosts is not None:
             origin = headers.get("origin")
-            if _host_of(f"//{headers.get('host', '')}") not in hosts:
+            named = headers.getlist("host") or [""]
+            if len(named) > 1 or _host_of(f"//{named[0]}") not in hosts:
                 return _forbidden("the Host header does not name this server")
             if origin is not None and _host_of(origin) not in hosts:
                 return _forbidden("requests from web pages of other hosts are refused")

@@ -16,6 +16,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from hpc_server.app import create_app
+from hpc_server.connection import Connection
 from hpc_server.contracts import Program
 from hpc_server.engine import Engine, EngineState
 from hpc_server.events import Report
@@ -144,6 +145,8 @@ def run_app(
         proxy_headers=False,
         timeout_graceful_shutdown=_DRAIN_S,
         timeout_keep_alive=30,
+        http=Connection,
+        ws="none",  # an upgrade would pass by the guard
     )
     _Server(config, engine, on_started, _url(listener)).run(sockets=[listener])
 

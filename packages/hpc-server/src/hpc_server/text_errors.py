@@ -1,14 +1,14 @@
 """What goes wrong on the text side: a model folder that cannot be read, a template, a request.
 
-Three types, told apart by who can act: whoever starts the server (`TokenizerError`, `TemplateError`) or the
-client that sent the request (`FrontendError`).
+Told apart by who can act: whoever starts the server (`TokenizerError`, `TemplateError`) or the client that
+sent the request (`FrontendError`).
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["FrontendError", "TemplateError", "TokenizerError"]
+__all__ = ["EncodingError", "FrontendError", "PromptTooLongError", "TemplateError", "TokenizerError"]
 
 
 class TokenizerError(Exception):
@@ -44,3 +44,18 @@ class FrontendError(Exception):
         super().__init__(f"{param}: {message}")
         self.param = param
         self.message = message
+
+
+class PromptTooLongError(FrontendError):
+    """A prompt that no context holds, found before all of it was encoded.
+
+    bound: tokens that it has more of.
+    """
+
+    def __init__(self, param: str, bound: int) -> None:
+        super().__init__(param, f"has more than {bound} tokens")
+        self.bound = bound
+
+
+class EncodingError(Exception):
+    """A text that the tokenizer library gives up on."""

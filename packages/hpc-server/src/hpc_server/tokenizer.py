@@ -16,11 +16,14 @@ import numpy as np
 import tokenizers
 
 from hpc_index.ids import Int32Buffer
-from hpc_server.text_errors import TokenizerError
+from hpc_server.text_errors import EncodingError, TokenizerError
 
 __all__ = ["Tokenizer"]
 
 _FILE = "tokenizer.json"
+_LONG_TOKEN_CHARS = 8
+"""Text rarely has more characters a token than this; what stays below needs no second look at its length."""
+_PIECE_CHARS = 1 << 16
 
 
 class Tokenizer:
@@ -83,8 +86,28 @@ class Tokenizer:
         """Ids of a text, int32 [k]. Never a structural id, whatever the text says (D22).
 
         Raises TypeError for a lone surrogate, which is not Unicode; callers check what clients send.
+        Raises EncodingError if the library gives up, as its patterns do on megabytes of white space.
         """
-        return np.array(self._text.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+        try:
+            return np.array(self._text.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+        except BaseException as error:  # the library panics past Exception
+            if type(error).__name__ != "PanicException":
+                raise
+            raise EncodingError(f"a text of {len(text)} characters cannot be tokenised") from error
+
+    def exceeds(self, text: str, tokens: int) -> bool:
+        """Is a text sure to have more tokens than that? False if it needs encoding to tell.
+
+        Counts piece by piece and stops early: a whole body of text would take seconds and gigabytes.
+        """
+        if len(text) <= _LONG_TOKEN_CHARS * tokens:
+            return False
+        count = 0
+        for begin in range(0, len(text), _PIECE_CHARS):
+            count += len(self.encode_text(text[begin : begin + _PIECE_CHARS]))
+            if count > 2 * tokens:  # twice: cutting a text in pieces adds tokens, but never so many
+                return True
+        return False
 
     def encode_raw(self, text: str) -> Int32Buffer:
         """Ids of a raw completion prompt, int32 [k].

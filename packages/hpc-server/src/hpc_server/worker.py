@@ -106,6 +106,7 @@ class Worker:
         landed = self.poll()
         admitted = self._admit_ready()
         prefilled = self._prefill_one()
+        self.outbox.flush()  # a first token does not wait for the decode round
         decoded = self._decode_all()
         self.outbox.flush()
         return landed or admitted or prefilled or decoded

@@ -18,10 +18,10 @@ CHUNK = 64
 """Tokens of a chunk, and the grid of the spec's blocks (§7.2)."""
 
 
-def _by_head(x: torch.Tensor, padded: int) -> torch.Tensor:
-    """[T, H, ...] as contiguous [chunks, H, CHUNK, ...], zeros after T: tokens that change nothing (§7.2)."""
+def _by_head(x: torch.Tensor, phase: int, padded: int) -> torch.Tensor:
+    """[T, H, ...] as contiguous [chunks, H, CHUNK, ...]; zeros around T are tokens that change nothing (§7.2)."""
     if padded != x.shape[0]:
-        x = F.pad(x, (0, 0) * (x.dim() - 1) + (0, padded - x.shape[0]))
+        x = F.pad(x, (0, 0) * (x.dim() - 1) + (phase, padded - phase - x.shape[0]))
     return x.view(-1, CHUNK, *x.shape[1:]).transpose(1, 2).contiguous()
 
 
@@ -32,18 +32,23 @@ def chunk_gated_delta_rule(
     g: torch.Tensor,
     beta: torch.Tensor,
     state: torch.Tensor,
+    phase: int = 0,
 ) -> torch.Tensor:
     """Outputs FP32 [T, HV, V] of one lane; `state` FP32 [HV, K, V] moves T tokens on, in place.
 
-    q, k: FP32 [T, HK, K]; v: FP32 [T, HV, V]; g, beta: FP32 [T, HV], as in the reference. The grid of chunks
-    starts at the first token of the call. T >= 1.
+    q, k: FP32 [T, HK, K]; v: FP32 [T, HV, V]; g, beta: FP32 [T, HV], as in the reference. T >= 1.
+    phase: position of the first token within a chunk, base % CHUNK for a lane whose state holds `base` tokens:
+    the grid then lies where an unsplit run has it, so that a cut moves the sums of one chunk only. ValueError
+    if it is not in [0, CHUNK).
     """
+    if not 0 <= phase < CHUNK:
+        raise ValueError(f"phase is {phase}: must be 0 to {CHUNK - 1}")
     T, HK, K = k.shape
     HV, V = v.shape[1:]
     group = HV // HK
-    N = -(-T // CHUNK)
-    q, k, v = (_by_head(x, N * CHUNK) for x in (q, k, v))
-    g, beta = _by_head(g, N * CHUNK), _by_head(beta, N * CHUNK).unsqueeze(-1)
+    N = -(-(phase + T) // CHUNK)
+    q, k, v = (_by_head(x, phase, N * CHUNK) for x in (q, k, v))
+    g, beta = _by_head(g, phase, N * CHUNK), _by_head(beta, phase, N * CHUNK).unsqueeze(-1)
 
     G = g.cumsum(-1)
     causal = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=k.device).tril_()
@@ -80,4 +85,4 @@ def chunk_gated_delta_rule(
     out = torch.bmm(q_decayed, states[:-1].view(N * HV, K, V))
     scores = decay.mul_(qk).view(N * HV, CHUNK, CHUNK)
     out.baddbmm_(scores, u.view(N * HV, CHUNK, V))
-    return out.view(N, HV, CHUNK, V).transpose(1, 2).reshape(N * CHUNK, HV, V)[:T]
+    return out.view(N, HV, CHUNK, V).transpose(1, 2).reshape(N * CHUNK, HV, V)[phase : phase + T]

@@ -134,7 +134,7 @@ def _sampling(fields: Fields, model: ModelLimits, logprobs: int | None) -> Sampl
         presence_penalty=_or(fields.number("presence_penalty", -penalty, penalty), 0.0),
         frequency_penalty=_or(fields.number("frequency_penalty", -penalty, penalty), 0.0),
         repetition_penalty=_or(
-            fields.number("repetition_penalty", 0.0, limits.MAX_REPETITION, above=True), 1.0
+            fields.number("repetition_penalty", limits.MIN_REPETITION, limits.MAX_REPETITION), 1.0
         ),
         logit_bias=_logit_bias(fields, model),
         seed=secrets.randbits(63) if seed is None else seed & limits.INT64[1],
