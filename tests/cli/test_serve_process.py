@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,15 @@ class Running:
         return told
 
 
-def start(folder: Path, *arguments: str, small: tuple[str, ...] = SMALL) -> Running:
+def script(folder: Path) -> Path:
+    """A file of one reply."""
+    file = folder / "replies.jsonl"
+    file.write_text('{"text": "One."}\n', "utf-8")
+    return file
+
+
+def start(folder: Path, *arguments: str, small: tuple[str, ...] = SMALL, unread: bool = False) -> Running:
+    """unread: nobody reads its stderr, from the first line on."""
     ready = folder / "ready.json"
     process = subprocess.Popen(
         command(*small, "--port", "0", "--ready-file", str(ready), *arguments),
@@ -59,6 +68,8 @@ def start(folder: Path, *arguments: str, small: tuple[str, ...] = SMALL) -> Runn
         stderr=subprocess.PIPE,
         text=True,
     )
+    if unread and process.stderr is not None:
+        process.stderr.close()
     give_up = time.monotonic() + SECONDS_TO_START
     while not ready.exists():
         if process.poll() is not None or time.monotonic() > give_up:
@@ -206,3 +217,60 @@ def test_debug_shows_the_cause(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "Traceback" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("hpc: ")
+
+
+@pytest.mark.parametrize("place", ["missing/ready.json", "."], ids=["no such folder", "a folder"])
+def test_a_ready_file_that_cannot_be_written_is_named_before_loading(place: str, tmp_path: Path) -> None:
+    """Code 2 and one line, not minutes of loading first."""
+    done = refused("--port", "0", "--ready-file", str(tmp_path / place))
+    assert done.returncode == 2
+    assert "--ready-file" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_ready_file_of_an_earlier_server_is_not_taken_for_ours(tmp_path: Path) -> None:
+    """It goes before anything is loaded, also when the start then fails."""
+    ready = tmp_path / "ready.json"
+    ready.write_text("{}", "utf-8")
+    assert refused("--port", "0", "--ready-file", str(ready), str(tmp_path / "none")).returncode == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["", "x" * 257])
+def test_a_name_that_no_request_can_say_is_refused(name: str) -> None:
+    """The API takes names of 1 to 256 characters."""
+    done = refused("--port", "0", "--served-model-name", name)
+    assert done.returncode == 2
+    assert f"{len(name)} characters" in done.stderr
+
+
+def test_nobody_needs_to_read_what_it_says(tmp_path: Path) -> None:
+    """With stderr closed at its other end it loads, serves and ends all the same."""
+    running = start(tmp_path, "--scripted", str(script(tmp_path)), small=(), unread=True)
+    try:
+        with httpx.Client(base_url=running.about["url"], trust_env=False, timeout=60.0) as http:
+            assert http.post("/v1/completions", json={"prompt": "hello"}).status_code == 200
+    finally:
+        running.process.send_signal(signal.SIGTERM)
+    assert running.process.wait(SECONDS_TO_END) == 0
+
+
+def test_queue_and_reuse_reach_a_script(tmp_path: Path) -> None:
+    """--max-queue bounds who waits, --no-prefix-reuse keeps every prompt out of the cache."""
+    flags = ("--max-concurrency", "1", "--max-queue", "1", "--no-prefix-reuse")
+    running = start(tmp_path, "--scripted", str(script(tmp_path)), *flags, small=())
+    try:
+        body = {"prompt": "count " * 400, "max_tokens": 2}
+        with httpx.Client(base_url=running.about["url"], trust_env=False, timeout=60.0) as http:
+            answers = [http.post("/v1/completions", json=body).json() for _ in range(2)]
+            long = {**body, "max_tokens": 8000, "ignore_eos": True}
+            with ThreadPoolExecutor(8) as pool:
+                asked = [pool.submit(http.post, "/v1/completions", json=long) for _ in range(8)]
+                refusals = [call.result() for call in asked if call.result().status_code == 429]
+    finally:
+        told = running.end(signal.SIGTERM)
+    assert running.process.returncode == 0, told
+    assert [a["usage"]["prompt_tokens_details"]["cached_tokens"] for a in answers] == [0, 0]
+    assert running.about["prefix_reuse"] is False
+    assert refusals
+    assert "max_queue is 1" in refusals[0].json()["error"]["message"]

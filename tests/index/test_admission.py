@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hpc_index import CostModel
+from hpc_index.admission import Candidate, rank
 from hpc_index.errors import PromptError, StateError
 from hpc_index.records import Ending, HintKind, PromptView, Readiness, Reason, Span, Stale, TapHint
 from tests.index.double import Engine, Run, tokens_of
@@ -157,3 +158,47 @@ def test_a_quote_changes_nothing() -> None:
     epochs = {double.index.quote(prompt(TOKENS), 1, 0.0).epoch for _ in range(3)}
     assert len(epochs) == 1
     assert double.index.stats() == before
+
+
+def test_equal_costs_are_ordered_by_bytes_then_depth() -> None:
+    """D2: cheapest first; of equals the one that moves less, then the deeper."""
+
+    def candidate(seconds: float, nbytes: int, frontier: int) -> Candidate:
+        return Candidate(None, frontier, (), 0, nbytes, seconds)
+
+    order = [candidate(1.0, 9, 5), candidate(2.0, 0, 64), candidate(2.0, 0, 0), candidate(2.0, 7, 128)]
+    assert rank(order[::-1]) == tuple(order)
+
+
+def test_matched_counts_the_tail_of_what_is_reused() -> None:
+    """Three blocks and 8 tokens of a tail are cached and reused: 200 tokens matched, not 192."""
+    double = engine(policy(taps_per_request=0))
+    double.complete(prompt(TOKENS[:200]), [], budget=512)
+    quote = double.index.quote(prompt(TOKENS[:250]), 1, 0.0)
+    assert (quote.reuse, quote.matched) == (200, 200)
+
+
+def test_a_stale_quote_changes_nothing() -> None:
+    """Its pages went to another lane: what is cached stays, though evicting it would not have sufficed."""
+    double = engine(policy(taps_per_request=0), pages=10, lanes=3)
+    double.complete(prompt(TOKENS[:128]), [], budget=512)
+    view = prompt(random_tokens(3, 400))
+    quote = double.index.quote(view, 1, 0.0)
+    double.start(prompt(random_tokens(4, 300), cacheable=False), 1)
+    before = double.index.stats()
+    assert isinstance(double.index.stage(quote, view, 0.0), Stale)
+    after = double.index.stats()
+    assert (after.blocks, after.pages_free) == (before.blocks, before.pages_free)
+
+
+def test_a_quote_names_the_state_it_was_made_in() -> None:
+    """Its epoch changes with whatever may change another quote: a lane staged, a snapshot lost."""
+    double = engine(policy(taps_per_request=0))
+    double.complete(prompt(TOKENS[:128]), [], budget=512)
+    epochs = [double.index.quote(prompt(TOKENS), 1, 0.0).epoch]
+    assert double.index.quote(prompt(TOKENS), 1, 0.0).epoch == epochs[0]
+    double.index.stage(double.index.quote(prompt(TOKENS), 1, 0.0), prompt(TOKENS), 0.0)
+    epochs.append(double.index.quote(prompt(TOKENS), 1, 0.0).epoch)
+    double.index._store.remove_snapshot(next(iter(double.index._store.snapshots)))
+    epochs.append(double.index.quote(prompt(TOKENS), 1, 0.0).epoch)
+    assert epochs == sorted(set(epochs))

@@ -72,3 +72,24 @@ def test_a_written_path_loses_its_deepest_block_first_too() -> None:
     double.complete(prompt(random_tokens(2, 100), cacheable=False), [], budget=512)
     resident = [bool(n.pages) for n in double.index._store.tree.nodes()]
     assert resident == [True, True, True, False]
+
+
+def test_a_released_entry_is_as_recent_as_its_last_release() -> None:
+    """Pinned and released again, it goes after what was released meanwhile."""
+    lru, (a, b) = DeviceLru(), nodes(2)
+    lru.add(a, backed=False)
+    lru.add(b, backed=False)
+    lru.discard(a)
+    lru.add(a, backed=False)
+    assert [lru.pop(), lru.pop(), lru.pop()] == [b, a, None]
+
+
+def test_stale_items_do_not_pile_up() -> None:
+    """A block that is hit for days takes a bounded place, and what else waits is still found."""
+    lru, (a, b) = DeviceLru(), nodes(2)
+    lru.add(b, backed=True)
+    for _ in range(10_000):
+        lru.add(a, backed=True)
+        lru.discard(a)
+    assert sum(len(heap) for heap in lru._heaps) < 100
+    assert [lru.pop(), lru.pop()] == [b, None]

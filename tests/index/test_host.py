@@ -169,3 +169,38 @@ def test_blocks_that_find_no_slab_stay_on_the_device() -> None:
     double.finish(run, Ending.CANCELLED)
     assert double.index.stats().counters["writes_skipped.block_no_slab"] == 2
     assert double.index.quote(prompt(run.tokens[:140]), 1, 0.0).reuse == 130
+
+
+def test_a_tier_too_small_for_a_path_holds_its_beginning() -> None:
+    """Six slabs for ten blocks that a snapshot needs: the first six are written, so that they are a path."""
+    double = engine(PLAIN, slabs=6)
+    double.complete(prompt(random_tokens(1, 640)), [], budget=1024)
+    written = [n.depth for n in double.index._store.tree.nodes() if n.host is Residency.RESIDENT]
+    assert written == [0, 1, 2, 3, 4, 5]
+    assert double.index.stats().counters["writes_skipped.block_no_slab"] == 4
+
+
+def test_a_snapshot_without_a_tail_takes_no_slab_for_one() -> None:
+    """128 tokens: two blocks and an image of four slabs."""
+    double = engine(PLAIN, slabs=60)
+    double.complete(prompt(random_tokens(1, 128)), [], budget=512)
+    assert double.index.stats().slabs_used == 6
+
+
+def test_a_snapshot_on_its_way_back_keeps_its_slabs() -> None:
+    """While a restore reads them, another request's write finds no room and is skipped (§10 invariant 6)."""
+    double = engine(PLAIN, slabs=8, pages=12, snapshots=1)
+    tokens = random_tokens(1, 200)
+    double.complete(prompt(tokens), [], budget=512)
+    push_to_host(double)
+    (snapshot,) = double.index._store.snapshots
+    double.index._store.drop_slot(snapshot)
+    back = double.stage(prompt([*tokens, 1]), 1)
+    assert isinstance(back, Run)
+    other = double.start(prompt(random_tokens(3, 100)), 1)
+    double.prefill(other, 512)
+    double.finish(other)
+    assert snapshot.host is Residency.RESIDENT
+    assert double.index.stats().counters["writes_skipped.image_no_slab"] == 1
+    double.activate(back)
+    double.prefill(back, 64)

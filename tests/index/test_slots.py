@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from hpc_index.records import HintKind, TapHint
+from hpc_index.records import Ending, HintKind, TapHint
+from hpc_index.snapshots import is_shared
 from tests.index.double import Engine
 from tests.index.strategies import engine, policy, prompt, random_tokens
 
@@ -87,3 +88,60 @@ def test_without_snapshot_slots_nothing_is_planned_or_kept() -> None:
     counters = double.index.stats().counters
     assert counters.get("taps_planned", 0) == 0
     assert counters["endpoints_skipped.no_slot"] == 1
+
+
+def test_the_least_recently_hit_owner_gives_up_its_slot() -> None:
+    """Of two conversations that nothing superseded, the one that was hit last stays (§9.2)."""
+    double = engine(PLAIN, snapshots=2)
+    a, b = random_tokens(1, 100), random_tokens(2, 150)
+    double.complete(prompt(a), [], budget=512)
+    double.complete(prompt(b), [], budget=512)
+    double.finish(double.start(prompt([*a, 1]), 1), Ending.FAILED)
+    double.complete(prompt(random_tokens(3, 200)), [], budget=512)
+    assert frontiers(double) == [100, 200]
+
+
+def test_what_was_superseded_first_goes_first() -> None:
+    """A conversation of three turns leaves two superseded endpoints; the older one pays (§9.2)."""
+    double = engine(PLAIN, snapshots=3)
+    talk = random_tokens(1, 100)
+    for turn in (2, 3):
+        double.complete(prompt(list(talk)), [], budget=512)
+        talk += random_tokens(turn, 100)
+    double.complete(prompt(list(talk)), [], budget=512)
+    double.complete(prompt(random_tokens(4, 150)), [], budget=512)
+    assert frontiers(double) == [150, 200, 300]
+
+
+def test_a_shared_boundary_does_not_pay_for_one_of_its_conversations() -> None:
+    """Two conversations continue from it: a third one's snapshot takes the least recent slot instead."""
+    double = engine(policy(), snapshots=3)
+    system = random_tokens(1, 128)
+    hint = TapHint(128, HintKind.STRUCTURAL)
+    for seed in (2, 3):
+        double.complete(prompt([*system, *random_tokens(seed, 90)], hint), [], budget=512)
+    assert frontiers(double) == [128, 218, 218]
+    double.complete(prompt([*system, *random_tokens(4, 100)], hint), [], budget=512)
+    assert frontiers(double) == [128, 218, 228]
+
+
+def test_only_a_boundary_can_be_shared() -> None:
+    """An endpoint that two conversations continued from is superseded by each (§9.3)."""
+    double = engine(PLAIN, snapshots=6)
+    talk = random_tokens(1, 128)
+    double.complete(prompt(talk), [], budget=512)
+    for seed in (2, 3):
+        double.complete(prompt([*talk, *random_tokens(seed, 100)]), [], budget=512)
+    endpoint = next(s for s in double.index._store.snapshots if s.frontier == 128)
+    assert endpoint.superseded
+
+
+def test_a_boundary_is_shared_wherever_its_conversations_part() -> None:
+    """They have three more blocks in common before they fork (§9.3)."""
+    double = engine(policy(), snapshots=6)
+    system, common = random_tokens(1, 128), random_tokens(2, 192)
+    for seed in (3, 4, 5):
+        tokens = [*system, *common, *random_tokens(seed, 100)]
+        double.complete(prompt(tokens, TapHint(128, HintKind.STRUCTURAL)), [], budget=512)
+    boundary = next(s for s in double.index._store.snapshots if s.frontier == 128)
+    assert is_shared(boundary)

@@ -151,3 +151,44 @@ def test_every_plan_keeps_the_rules(
         assert tap.position % unit == 0
         assert not spans[0].begin < tap.position < spans[0].end
         assert tap.position not in existing
+
+
+def test_the_junction_s_distances_are_exact() -> None:
+    """D13: at least 512 tokens past the base, and more than 64 before the end."""
+
+    def junctions(n: int, base: int) -> list[int]:
+        taps = plan_taps(n, base, (), (), (), RULES, matched=1280)
+        return [t.position for t in taps if t.source is TapSource.JUNCTION]
+
+    assert (junctions(3000, 768), junctions(3000, 769)) == ([1280], [])
+    assert (junctions(1345, 200), junctions(1344, 200)) == ([1280], [])
+
+
+def test_of_one_source_the_deepest_comes_first() -> None:
+    """Two markers and one tap: the later marker, which serves more."""
+    rules = TapRules(limit=1, ladder=4096, min_gap=1024, spacing=64)
+    hints = (TapHint(500, HintKind.EXPLICIT), TapHint(900, HintKind.EXPLICIT))
+    assert [t.position for t in plan_taps(2000, 0, hints, (), (), rules)] == [900]
+
+
+def test_boundaries_a_block_apart_are_two_clusters() -> None:
+    """63 tokens apart they are one, at the earlier; 64 apart each has its tap (§7.1)."""
+
+    def planned(opener: int) -> list[int]:
+        hints = (TapHint(1000, HintKind.STRUCTURAL), TapHint(opener, HintKind.OPENER))
+        return [t.position for t in plan_taps(opener + 10, 0, hints, (), (), RULES) if t.exact]
+
+    assert planned(1063) == [1000]
+    assert planned(1064) == [1000, 1064]
+
+
+def test_a_ladder_tap_may_lie_exactly_the_gap_from_another() -> None:
+    """n - G = 5904: a snapshot 1,024 tokens before it leaves it, one 1,023 before does not."""
+    assert 5904 in {t.position for t in plan_taps(10_000, 0, (), (4880,), (), RULES)}
+    assert 5904 not in {t.position for t in plan_taps(10_000, 0, (), (4881,), (), RULES)}
+
+
+def test_a_marker_right_after_the_base_is_kept() -> None:
+    """A client's marker is dropped for nothing that lies near it (D10)."""
+    hints = (TapHint(130, HintKind.EXPLICIT),)
+    assert 130 in {t.position for t in plan_taps(2000, 100, hints, (120,), (), RULES)}

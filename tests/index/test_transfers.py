@@ -158,3 +158,44 @@ def test_a_plan_lands_once() -> None:
     double.land(ticket)
     with pytest.raises(TicketError, match="landed before"):
         double.index.landed(ticket, True, 0.0)
+
+
+def test_a_tail_that_another_lane_brings_back_is_waited_for() -> None:
+    """The second lane copies from a tail page that the first one's restore still fills (§6.5)."""
+    double = on_host()
+    plans = double.index.prefetch(prompt([*TOKENS, 1]), 0.0)
+    assert plans is not None
+    double.submit(plans)
+    double.land_all()
+    first = restoring(double)
+    (ticket,) = double.open
+    assert first.waits == {ticket}
+    second = double.stage(prompt([*TOKENS, 2]), 1)
+    assert isinstance(second, Run)
+    double.land(max(double.open))
+    (plan,) = double.index.activate(second.lane.id, 0.0)
+    assert plan.after == (ticket,)
+
+
+def test_a_source_is_pinned_until_its_activation_landed() -> None:
+    """Neither image nor tail can go while the copy that builds the lane from them is queued (§6.4)."""
+    double = engine(policy(taps_per_request=0), snapshots=1, lanes=3)
+    double.complete(prompt(TOKENS), [], budget=512)
+    (snapshot,) = double.index._store.snapshots
+    staged = double.index.stage(double.index.quote(prompt([*TOKENS, 1]), 1, 0.0), prompt([*TOKENS, 1]), 0.0)
+    assert isinstance(staged, tuple)
+    lane, _ = staged
+    (plan,) = double.index.activate(lane.id, 0.0)
+    assert snapshot.pins == 1
+    double.index.landed(plan.ticket, True, 0.0)
+    assert snapshot.pins == 0
+
+
+def test_pages_that_a_lane_maps_are_not_about_to_come_free() -> None:
+    """A write pins a running lane's blocks; when it lands they are still the lane's (D7)."""
+    double = engine(policy(), slabs=60)
+    run = double.start(prompt(random_tokens(3, 300), TapHint(128, HintKind.EXPLICIT)), 1)
+    double.prefill(run, 512)
+    double.prefill(run, 512)
+    assert double.open
+    assert double.index._store.landing() == 0

@@ -71,8 +71,25 @@ def test_linear(rows: int, gemm: Gemm) -> None:
     assert error_ratio(linear(x, weight, gemm), x.double() @ weight.double().t()) < TOLERANCE[torch.float32]
 
 
+@pytest.mark.parametrize("gemm", [Gemm.BY_ROWS, Gemm.ONEDNN])
+def test_many_rows_come_on_a_grid(gemm: Gemm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN keeps compiled code for every number of rows: prompts of all lengths must give it few."""
+    seen: set[int] = set()
+    plain = torch.nn.functional.linear
+
+    def counted(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        seen.add(x.shape[0])
+        return plain(x, weight)
+
+    monkeypatch.setattr(torch.nn.functional, "linear", counted)
+    weight = normal(10, 24)
+    for rows in range(64, 330):
+        assert linear(normal(rows, 24), weight, gemm).shape == (rows, 10)
+    assert seen == {64, 128, 192, 256, 320, 384}
+
+
 def test_select_gemm() -> None:
-    """The choice by rows is for FP32 on a CPU alone."""
+    """What depends on rows is for a CPU alone."""
     assert select_gemm(torch.device("cpu"), torch.float32) is Gemm.BY_ROWS
-    assert select_gemm(torch.device("cpu"), torch.bfloat16) is Gemm.TORCH
+    assert select_gemm(torch.device("cpu"), torch.bfloat16) is Gemm.ONEDNN
     assert select_gemm(torch.device("cuda"), torch.float32) is Gemm.TORCH

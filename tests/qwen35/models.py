@@ -147,5 +147,7 @@ class Run:
         )
 
     def clear(self) -> None:
-        """Back to the state before any token."""
+        """Back to the state before any token; what is read of an old page must show."""
         self.model.states.bytes[self.slot].zero_()
+        for pages in self.model.kv.layers:
+            pages[self.row] = torch.nan

@@ -16,6 +16,7 @@ from hpc_index.records import (
     Finish,
     HintKind,
     Lane,
+    Plan,
     PromptView,
     Quote,
     Readiness,
@@ -261,6 +262,17 @@ class Bench:
             s.pages_free, s.pages_cached, self.program.index.geometry.pools, strict=True
         ):
             assert free + cached == pool.pages
+
+
+class Patched:
+    """A copy engine whose `run` is another."""
+
+    def __init__(self, engine: object, run: Callable[[Plan], int]) -> None:
+        self._engine = engine
+        self.run = run
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._engine, name)
 
 
 def prompt(seed: int, length: int) -> Int32Buffer:

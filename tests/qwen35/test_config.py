@@ -135,6 +135,8 @@ def test_quantised_checkpoints_are_refused(level: str) -> None:
         ({"layer_types": ["sliding_attention"] * 4}, "layer_types has 'sliding_attention'"),
         ({"rope_parameters": None}, "rope_parameters is None"),
         ({"rope_scaling": {"factor": 4}}, "rope_scaling is .* not supported"),
+        ({"rope_theta": 5e6}, "rope_theta is 5000000.0: only 10000000.0"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5: only 0.25"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings is 'yes': must be true or false"),
         ({"text_config": 3}, "text_config is 3"),
     ],
@@ -149,6 +151,7 @@ def test_unsupported_fields_are_named(change: dict[str, Any], text: str) -> None
     ("change", "text"),
     [
         ({"rope_type": "yarn", "factor": 4.0}, "rope_parameters.rope_type is 'yarn': only 'default'"),
+        ({"type": "yarn", "factor": 4.0}, "rope_parameters.type is 'yarn': only 'default'"),
         ({"rope_theta": 0}, "rope_parameters.rope_theta is 0"),
         ({"rope_theta": None}, "rope_parameters.rope_theta is missing"),
         ({"partial_rotary_factor": 2}, "rope_parameters.partial_rotary_factor is 2"),

@@ -1,14 +1,17 @@
 """The program around the model: what it leaves behind, what it refuses, what a failure touches."""
 
 import gc
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 
+from hpc_index.ids import LaneId
 from hpc_index.records import CopyKind, Ending, Plan, Readiness, Reason, Stream
-from hpc_index.requests import Outcome, Sampling
-from tests.qwen35.programs import Bench, Reply, join, prompt
+from hpc_index.requests import Outcome, Sampling, Suspended
+from hpc_qwen35.lane import Payload
+from tests.qwen35.programs import Bench, Patched, Reply, join, prompt, structural
 
 
 def test_without_state_cached_blocks_are_not_reused() -> None:
@@ -111,6 +114,171 @@ def test_a_dropped_token_is_not_part_of_the_sequence() -> None:
     bench.finish(lane)
     again = join(tokens, reply.tokens[:1], prompt(8, 10))
     assert bench.program.quote(bench.request(again), 9.0).reuse == 151
+
+
+def penalised(bench: Bench) -> tuple[LaneId, Reply]:
+    """A lane that decoded one token under penalties."""
+    sampling = Sampling(temperature=0.0, presence_penalty=0.5, frequency_penalty=0.25, repetition_penalty=1.5)
+    lane, quote = bench.admit(bench.request(prompt(7, 20), 10, sampling))
+    reply = Reply(quote)
+    bench.prefill(lane, reply)
+    bench.decode([lane], [reply])
+    return lane, reply
+
+
+def payload(suspended: Suspended | None) -> Payload:
+    assert suspended is not None
+    assert isinstance(suspended.payload, Payload)
+    return suspended.payload
+
+
+def test_a_dropped_token_is_forgotten_by_penalties_and_counts() -> None:
+    """keep(0) leaves a lane as if the token had not been chosen, but for the draw that it used."""
+    bench = Bench()
+    lane, reply = penalised(bench)
+    bench.program.keep(lane, 0, bench.now)
+    suspended = bench.finish(lane, Ending.SUSPENDED)
+    assert suspended is not None
+    assert suspended.tokens.tolist() == [*prompt(7, 20).tolist(), reply.tokens[0]]
+    assert suspended.generated == 1
+    state = payload(suspended)
+    assert (state.sampler.generated.tolist(), state.sampler.counts.tolist()) == ([reply.tokens[0]], [1])
+    assert state.waiting == 0
+
+
+def test_forced_tokens_count_for_penalties() -> None:
+    """A forced token is part of the reply: penalties see it, whether it is processed or not (D7)."""
+    bench = Bench()
+    lane, reply = penalised(bench)
+    bench.program.force(lane, np.array([90, 91, 90], dtype=np.int32), bench.now)
+    state = payload(bench.finish(lane, Ending.SUSPENDED))
+    seen = dict(zip(state.sampler.generated.tolist(), state.sampler.counts.tolist(), strict=True))
+    assert seen == Counter([*reply.tokens, 90, 91, 90])
+    assert state.waiting == 4
+
+
+def test_a_lane_set_aside_twice_counts_all_it_generated() -> None:
+    """What a suspension carries includes what the one before it carried: counts, prompt ids, tokens (D7)."""
+    bench = Bench()
+    lane, reply = penalised(bench)
+    first = bench.finish(lane, Ending.SUSPENDED)
+    assert first is not None
+    r = bench.request(first.tokens, 8, Sampling(temperature=0.0, repetition_penalty=1.5))
+    lane, _ = bench.admit(r, first)
+    bench.prefill(lane, reply)
+    bench.decode([lane], [reply])
+    second = bench.finish(lane, Ending.SUSPENDED)
+    assert second is not None
+    assert second.generated == len(reply.tokens) == 3
+    assert second.tokens.tolist() == [*prompt(7, 20).tolist(), *reply.tokens]
+    assert payload(second).sampler.prompt.tolist() == sorted(set(prompt(7, 20).tolist()))
+
+
+def test_a_long_reply_keeps_all_its_tokens() -> None:
+    """The token buffer grows past what was reserved at the start."""
+    bench = Bench()
+    lane, quote = bench.admit(bench.request(prompt(7, 20), 3000))
+    reply = Reply(quote)
+    bench.prefill(lane, reply)
+    forced = [prompt(i, 700) for i in range(3)]
+    for part in forced:
+        bench.program.force(lane, part, bench.now)
+    suspended = bench.finish(lane, Ending.SUSPENDED)
+    assert suspended is not None
+    assert np.array_equal(suspended.tokens, join(prompt(7, 20), reply.tokens, *forced))
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_a_boundary_lies_where_it_was_asked_for(ahead: int) -> None:
+    """Also inside a forced span, right after a token was taken back, and across a suspension (§12.3)."""
+    bench = Bench()
+    tokens = prompt(10, 100)
+    lane, quote = bench.admit(bench.request(tokens, 40))
+    reply = Reply(quote)
+    bench.prefill(lane, reply)
+    bench.program.keep(lane, 0, bench.now)
+    known = tokens
+    if ahead:
+        bench.program.force(lane, prompt(11, ahead), bench.now)
+        known = join(known, prompt(11, ahead))
+    bench.program.boundary(lane, bench.now)
+    if ahead == 1:
+        suspended = bench.finish(lane, Ending.SUSPENDED)
+        assert suspended is not None
+        lane, _ = bench.admit(bench.request(suspended.tokens, 40), suspended)
+        bench.prefill(lane, reply)
+    bench.program.force(lane, prompt(12, 90), bench.now)
+    bench.decode([lane], [reply])
+    bench.same_as_cold(lane)
+    bench.finish(lane)
+    other, quote = bench.admit(bench.request(join(known, prompt(13, 20))))
+    assert quote.reuse == 100 + ahead
+    bench.prefill(other, reply)
+    bench.same_as_cold(other)
+
+
+def test_decoding_without_a_pending_token_is_refused() -> None:
+    """Neither a half prefilled lane nor one whose token was dropped has anything to decode."""
+    bench = Bench()
+    lane, quote = bench.admit(bench.request(prompt(9, 200)))
+    bench.program.prefill(lane, 64, bench.now)
+    with pytest.raises(ValueError, match="lane 1 has no pending token"):
+        bench.program.decode([lane], bench.now)
+    reply = Reply(quote)
+    bench.prefill(lane, reply)
+    bench.program.keep(lane, 0, bench.now)
+    with pytest.raises(ValueError, match="lane 1 has no pending token"):
+        bench.program.decode([lane], bench.now)
+    bench.program.force(lane, prompt(3, 2), bench.now)
+    bench.decode([lane], [reply])
+    bench.same_as_cold(lane)
+
+
+@pytest.mark.parametrize("stage", ["prefill", "decode", "forced"])
+@pytest.mark.parametrize("how", [Ending.DONE, Ending.CANCELLED, Ending.SUSPENDED])
+def test_a_pass_without_memory_fails_its_lanes_and_publishes_nothing_of_them(
+    stage: str, how: Ending, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state that is half moved is never a resume point; what was kept before serves the retry."""
+    bench = Bench(max_concurrency=2)
+    tokens = prompt(9, 200)
+    r = bench.request(tokens, 20)
+    lane, quote = bench.admit(r)
+    reply = Reply(quote)
+    bench.program.prefill(lane, 100, bench.now)
+    if stage != "prefill":
+        bench.prefill(lane, reply)
+    if stage == "forced":
+        bench.program.force(lane, prompt(3, 5), bench.now)
+    mixer = bench.program.model.layers[-1].mixer
+
+    def full(*_: object) -> torch.Tensor:
+        raise RuntimeError("not enough memory: you tried to allocate 1 byte")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(mixer), "prefill", full)
+        patch.setattr(type(mixer), "decode", full)
+        if stage == "prefill":
+            assert bench.program.prefill(lane, 100, bench.now).failed
+        else:
+            assert [s.outcome for s in bench.program.decode([lane], bench.now)] == [Outcome.FAILED]
+    assert bench.program.stats().counters["passes_failed"] == 1
+    before = bench.program.stats().index.snapshots
+    suspended = bench.finish(lane, how)
+    assert bench.program.stats().index.snapshots == before
+    bench.balanced()
+    if suspended is not None:
+        r = bench.request(suspended.tokens, 20)
+    lane, quote = bench.admit(r, suspended)
+    bench.prefill(lane, reply)
+    bench.decode([lane], [reply])
+    again = Bench()
+    again.run(tokens, 1)
+    assert reply.tokens[:1] == again.run(tokens, 1).tokens
+    if suspended is None:
+        assert quote.reuse in (0, 100, 199)
+    bench.finish(lane)
+    bench.balanced()
 
 
 def test_keeping_more_than_was_chosen_is_refused() -> None:
@@ -248,7 +416,7 @@ def test_a_failed_restore_fails_its_lane_and_nothing_else() -> None:
             raise RuntimeError("the device refused the copy")
         return run(plan)
 
-    bench.program._copies = _Patched(copies, refuse_restores)  # type: ignore[assignment]
+    bench.program._copies = Patched(copies, refuse_restores)  # type: ignore[assignment]
     r = bench.request(join(a, prompt(3, 20)))
     lane, quote = bench.admit(r)
     assert quote.restore_bytes > 0
@@ -266,13 +434,28 @@ def test_a_failed_restore_fails_its_lane_and_nothing_else() -> None:
     bench.same_as_cold(lane)
 
 
-class _Patched:
-    def __init__(self, engine: object, run: object) -> None:
-        self._engine = engine
-        self.run = run
+def test_a_failed_capture_is_no_resume_point_and_is_not_written() -> None:
+    """A snapshot whose own copy failed goes, its bytes never reach the host, and its lane runs on (§7.4)."""
+    bench = Bench()
+    copies = bench.program._copies
+    run = copies.run
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._engine, name)
+    def refuse_captures(plan: Plan) -> int:
+        if plan.stream is Stream.COMPUTE and any(c.kind is CopyKind.PAGE_TO_PAGE for c in plan.copies):
+            raise RuntimeError("the device refused the copy")
+        return run(plan)
+
+    bench.program._copies = Patched(copies, refuse_captures)  # type: ignore[assignment]
+    system = prompt(4, 150)
+    lane, quote = bench.admit(bench.request(join(system, prompt(5, 90)), hints=structural(150)))
+    bench.prefill(lane, Reply(quote))
+    bench.same_as_cold(lane)
+    counters = bench.program.stats().counters
+    assert (counters["copies_failed.compute"], counters["copies_failed.write"]) == (1, 1)
+    assert counters["written_bytes"] == 0
+    bench.finish(lane)
+    assert bench.program.quote(bench.request(join(system, prompt(6, 9))), 9.0).reuse == 0
+    bench.balanced()
 
 
 def test_a_lane_with_nan_fails_alone() -> None:
@@ -290,7 +473,8 @@ def test_a_lane_with_nan_fails_alone() -> None:
     steps = bench.program.decode(lanes, bench.now)
     assert [s.outcome for s in steps] == [Outcome.FAILED, Outcome.TOKENS]
     bench.same_as_cold(lanes[1])
-    bench.finish(lanes[0], Ending.FAILED)
+    bench.finish(lanes[0], Ending.CANCELLED)
+    assert bench.program.stats().index.counters["endpoints_skipped.failed"] == 1
     bench.finish(lanes[1])
     bench.balanced()
 

@@ -234,6 +234,7 @@ def test_index_names_must_be_plain(tmp_path: Path, target: str) -> None:
         ('{"weight_map": {"a": "x.bin"}}', "'x.bin' is not a safetensors file"),
         ('{"weight_map": {"a": "x.safetensors"}}', "names 'x.safetensors', which is missing"),
         ('{"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}}', "a name occurs twice"),
+        (f'{{"weight_map": {{"a": "{"x" * 5000}.safetensors"}}}}', "cannot be opened"),
     ],
 )
 def test_broken_index(tmp_path: Path, index: str, text: str) -> None:
@@ -254,7 +255,7 @@ def test_index_against_its_shards(tmp_path: Path) -> None:
 
 
 def test_links_out_of_the_folder(tmp_path: Path) -> None:
-    """A weight file that leads elsewhere, nowhere, or to a folder is refused with its target."""
+    """A weight file that leads elsewhere, nowhere, to a folder or to itself is refused."""
     folder = tmp_path / "model"
     folder.mkdir()
     save_file(random_tensors(config_of(DENSE)), tmp_path / "other.safetensors")
@@ -263,6 +264,7 @@ def test_links_out_of_the_folder(tmp_path: Path) -> None:
         (tmp_path / "other.safetensors", "outside the model folder"),
         (folder / "nothing", "does not exist"),
         (folder, "not a regular file"),
+        (link, "cannot be opened"),
     ):
         link.symlink_to(target)
         with pytest.raises(CheckpointError, match=text):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 
 import httpx
@@ -283,3 +284,48 @@ def test_mutated_bodies_never_break_the_server(server: Served) -> None:
             assert set(response.json()["error"]) == {"message", "type", "param", "code"}
     server.idle()
     assert server.client.get("/health").status_code == 200
+
+
+LONG = {"word": "hello world ", "letter": "a", "white": " ", "lines": "\\n", "emoji": "\U0001f600"}
+
+
+@pytest.mark.parametrize("text", LONG.values(), ids=LONG)
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+def test_a_body_full_of_text_is_refused_at_once(path: str, text: str) -> None:
+    """Megabytes in one string: 400 for the context's length, without encoding or keeping them."""
+    content = f"a{text * ((6 << 20) // len(text.encode()))}a"  # templates may trim white space
+    body = CHAT | {"messages": [{"role": "user", "content": content}]}
+    if path == "completions":
+        body = COMPLETION | {"prompt": content}
+    with served(plain_replies(2)) as running:
+        began = time.monotonic()
+        answer = running.client.post(f"/v1/{path}", json=body)
+        assert time.monotonic() - began < 2.0
+        refused(answer, 400, "messages" if path.startswith("chat") else "prompt", "2048")
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
+        assert running.chat(max_tokens=1).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ('{"a": 1e999}', "range of a double"),
+        ('{"a": NaN}', "NaN"),
+        ('{"a": ' + "9" * 5000 + "}", "too many digits"),
+        ("[" * 100_000, "too deep"),
+        ("{bad", "not JSON"),
+    ],
+)
+def test_arguments_of_a_call_are_json(server: Served, arguments: str, words: str) -> None:
+    """Text of echoed tool calls is read as strictly as a body, and no internals show."""
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "tool_calls": [call]}]
+    answer = server.client.post("/v1/chat/completions", json=CHAT | {"messages": messages})
+    refused(answer, 400, "messages[1].tool_calls[0].function.arguments", words)
+    assert "sys." not in answer.text
+
+
+def test_long_names_are_not_echoed(server: Served) -> None:
+    """An error text stays short whatever it is about."""
+    body = CHAT | {"chat_template_kwargs": {"a" * 10_000: 1}}
+    assert len(server.client.post("/v1/chat/completions", json=body).text) < 500

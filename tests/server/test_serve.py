@@ -12,9 +12,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from hpc_server.engine import Engine, EngineState
 from hpc_server.options import ServerOptions
-from hpc_server.serve import ListenError, bind, secured
-from tests.server.served import MODEL, sse_events
+from hpc_server.scripted import ScriptedProgram
+from hpc_server.serve import ListenError, bind, secured, serve
+from tests.server import texts
+from tests.server.served import MODEL, plain_replies, small, sse_events
 
 SCRIPT = """
 import logging, sys
@@ -72,6 +75,25 @@ def test_a_signal_ends_streams_with_an_error_and_exits_in_order(sig: signal.Sign
     assert "secret" not in log
 
 
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_the_wait_for_clients(second: signal.Signals) -> None:
+    """However often Ctrl+C is pressed, it ends with 0 and without a traceback, at once."""
+    process = start()
+    assert process.stdout is not None
+    url = process.stdout.readline().strip()
+    body = {"model": MODEL, "prompt": "hello", "max_tokens": 900, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=10) as response:
+        assert next(response.iter_text())
+        began = time.monotonic()
+        for sig in (signal.SIGINT, second, second):
+            process.send_signal(sig)
+            time.sleep(0.05)
+        _, log = process.communicate(timeout=10)
+    assert time.monotonic() - began < 5
+    assert process.returncode == 0, log
+    assert "Traceback" not in log
+
+
 def test_a_port_in_use_is_named_and_the_exit_is_not_zero() -> None:
     """The message names host, port and cause."""
     with bind("127.0.0.1", 0) as taken:
@@ -114,3 +136,25 @@ def test_a_free_port_is_found() -> None:
         assert listener.getsockname()[1] > 0
         with socket.create_connection(listener.getsockname()):
             pass
+
+
+def test_what_fails_once_started_ends_the_server_in_order() -> None:
+    """An error of the caller's own start report closes the program and reaches the caller."""
+
+    def fail(_url: str) -> None:
+        raise RuntimeError("no place for the report")
+
+    tokenizer = texts.tokenizer()
+    program = ScriptedProgram(plain_replies(), vocab_size=tokenizer.vocab_size, options=small())
+    engines: list[Engine] = []
+    with pytest.raises(RuntimeError, match="no place"):
+        serve(
+            program,
+            texts.frontend(),
+            ServerOptions(model=MODEL),
+            port=0,
+            on_started=fail,
+            on_engine=engines.append,
+        )
+    assert engines[0].state is EngineState.STOPPING
+    assert not engines[0].alive

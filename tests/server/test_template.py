@@ -300,3 +300,10 @@ def test_a_template_that_renders_nothing_is_refused() -> None:
     """A template that cannot render one user message stops the start."""
     with pytest.raises(TemplateError, match="never"):
         probe_template(ChatTemplate("{{ raise_exception('never') }}"), {})
+
+
+@pytest.mark.parametrize("source", ["", "hello", "{{ messages[0].role }}", "{{ messages | length }}"])
+def test_a_template_that_leaves_the_users_words_out_is_refused(source: str) -> None:
+    """It would serve answers to nothing; whoever starts the server is told."""
+    with pytest.raises(TemplateError, match="what the user says"):
+        probe_template(ChatTemplate(source), {})

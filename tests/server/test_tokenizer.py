@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_server.text_errors import TokenizerError
+from hpc_server.text_errors import EncodingError, TokenizerError
 from hpc_server.tokenizer import Tokenizer
 from tests.server import texts
 
@@ -138,3 +138,43 @@ def test_damaged_side_files_are_refused(folder: Path, name: str, content: str) -
     (folder / name).write_text(content, encoding="utf-8")
     with pytest.raises(TokenizerError):
         Tokenizer.load(folder)
+
+
+@pytest.mark.parametrize("unit", ["a", " ", "\t ", "\n", "hello world ", "😀", "東京"])
+def test_far_too_long_a_text_is_found_without_encoding_it_whole(
+    unit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What exceeds twice a bound says so after a few pieces; what is within the bound never does."""
+    tokenizer = texts.tokenizer()
+    encoded: list[int] = []
+    whole = Tokenizer.encode_text
+
+    def counted(self: Tokenizer, text: str) -> object:
+        encoded.append(len(text))
+        return whole(self, text)
+
+    fits = unit * 2000
+    bound = len(tokenizer.encode_text(fits))
+    monkeypatch.setattr(Tokenizer, "encode_text", counted)
+    assert not tokenizer.exceeds(fits, bound)
+    assert tokenizer.exceeds(unit * (4_000_000 // len(unit)), 1000)
+    assert sum(encoded) < 2_000_000
+
+
+class _Panicking:
+    """Stands for the library where its patterns give up."""
+
+    def encode(self, _text: str, *, add_special_tokens: bool) -> object:
+        raise PanicException("retry-limit-in-match over")
+
+
+class PanicException(BaseException):
+    """Named as the library's, which cannot be imported."""
+
+
+def test_a_panic_of_the_library_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no Exception, and would pass by every handler."""
+    tokenizer = Tokenizer(json.loads(texts.document()), file=Path("tokenizer.json"))
+    monkeypatch.setattr(tokenizer, "_text", _Panicking())
+    with pytest.raises(EncodingError, match="5 characters"):
+        tokenizer.encode_text("hello")

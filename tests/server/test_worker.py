@@ -9,7 +9,7 @@ import pytest
 
 from hpc_index.ids import LaneId
 from hpc_index.records import Quote, Stale
-from hpc_index.requests import Request, Suspended
+from hpc_index.requests import Request, StepOut, Suspended
 from hpc_server.events import Failed, FailureKind, Finished, FinishReason, TextDelta
 from hpc_server.scripted import ScriptedProgram
 from hpc_server.scripted_replies import HashReplies
@@ -329,3 +329,24 @@ def test_a_long_random_run_never_reads_wrong_bytes() -> None:
         assert stream.ids == said[: len(stream.ids)]
         if stream.last.reason is not FinishReason.CANCELLED:
             assert stream.ids == said
+
+
+def test_a_first_token_does_not_wait_for_the_decode_round() -> None:
+    """By the time the others' decode begins, the token that prefill chose is with its client."""
+    run = driver()
+    other = run.submit(request(prompt(20), 50))
+    run.round()
+    assert other.ids
+    seen: list[int] = []
+    late: list[Collected] = []
+    decode = run.program.decode
+
+    def watched(lanes: Sequence[LaneId], now: float) -> Sequence[StepOut]:
+        seen.append(len(late[0].ids))
+        return decode(lanes, now)
+
+    run.program.decode = watched  # type: ignore[assignment,method-assign]
+    late.append(run.submit(request(prompt(10, seed=1), 5)))
+    run.round()
+    assert seen == [1]
+    run.run()

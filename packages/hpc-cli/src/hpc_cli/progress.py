@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from types import TracebackType
 
 import attrs
@@ -66,5 +67,6 @@ class LoadProgress:
         if stage == self._stage and now - self._last_line < SECONDS_BETWEEN_LINES:
             return
         counted = f" {done / MIB:,.0f} of {total / MIB:,.0f} MiB" if stage == self._stage else ""
-        print(f"{stage} ...{counted}", file=sys.stderr, flush=True)
+        with suppress(OSError):  # nobody reads stderr: no reason not to load
+            print(f"{stage} ...{counted}", file=sys.stderr, flush=True)
         self._stage, self._last_line = stage, now

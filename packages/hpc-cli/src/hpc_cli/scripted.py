@@ -51,7 +51,6 @@ def _refuse_model_options(options: ServeOptions) -> None:
         "--dtype": options.dtype != "auto",
         "--kv-dtype": options.kv_dtype != "auto",
         "--threads": options.threads is not None,
-        "--no-prefix-reuse": not options.prefix_reuse,
     }
     for flag, given in only_a_model_has.items():
         if given:
@@ -112,5 +111,5 @@ def _facts(sizes: ScriptedOptions, source: Source, options: ServeOptions) -> Fac
         taps_per_request=sizes.policy.taps_per_request,
         tap_ladder_tokens=sizes.policy.tap_ladder_tokens,
         tap_min_gap_tokens=sizes.policy.tap_min_gap_tokens,
-        prefix_reuse=True,
+        prefix_reuse=options.prefix_reuse,
     )

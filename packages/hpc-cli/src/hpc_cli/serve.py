@@ -76,6 +76,7 @@ class ServeOptions:
     dtype: str
     kv_dtype: str
     max_concurrency: int
+    max_queue: int
     max_context: int | None
     kv_capacity: int | None
     host_cache_mib: int | None
@@ -141,6 +142,10 @@ def serve(
     dtype: Annotated[Dtype, typer.Option(help="Type of weights and activations.")] = Dtype.AUTO,
     kv_dtype: Annotated[Dtype, typer.Option(help="Type of the KV cache.")] = Dtype.AUTO,
     max_concurrency: Annotated[int, typer.Option(min=1, help="Requests that run at once.")] = 4,
+    max_queue: Annotated[
+        int,
+        typer.Option(min=1, max=1 << 20, help="Requests that may wait; further ones are answered with 429."),
+    ] = 256,
     max_context: Annotated[
         str,
         typer.Option(
@@ -248,6 +253,7 @@ def serve(
         dtype=dtype.value,
         kv_dtype=kv_dtype.value,
         max_concurrency=max_concurrency,
+        max_queue=max_queue,
         max_context=whole(max_context),
         kv_capacity=whole(kv_capacity),
         host_cache_mib=whole(host_cache_mib),

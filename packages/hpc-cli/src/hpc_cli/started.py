@@ -10,9 +10,9 @@ from pathlib import Path
 
 import attrs
 
-from hpc_cli.errors import CommandError
+from hpc_cli.errors import USAGE, CommandError
 
-__all__ = ["Facts", "lines", "write_ready_file"]
+__all__ = ["Facts", "clear_ready_file", "lines", "write_ready_file"]
 
 KIB = 1024
 
@@ -69,6 +69,21 @@ def lines(facts: Facts, url: str) -> Iterable[str]:
     for note in facts.notes:
         yield f"note      {note}"
     yield f"ready     {url}/v1  (Ctrl+C ends)"
+
+
+def clear_ready_file(path: Path) -> None:
+    """Remove what an earlier server left, before a model is read: whoever waits for the file means this one.
+
+    Raises CommandError (usage) if a file could not be put there.
+    """
+    try:
+        path.unlink(missing_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        os.close(handle)
+        Path(name).unlink()
+    except OSError as error:
+        message = f"--ready-file {path}: cannot be written: {error.strerror}"
+        raise CommandError(message, exit_code=USAGE) from error
 
 
 def write_ready_file(path: Path, facts: Facts, url: str) -> None:

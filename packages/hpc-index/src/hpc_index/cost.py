@@ -87,7 +87,7 @@ PRESETS: Mapping[str, CostModel] = MappingProxyType(
         "rtx-pro-6000-27b-nvfp4": _gpu(12.680, 68.935, 2.2236, 50.3, 8.5),
     }
 )
-"""Measured coefficients by machine and model; `generic` where nothing was, `cpu`: two cores, 5 M parameters."""
+"""Measured coefficients by machine and model. `generic`: nothing measured; `cpu`: 2 cores, 5 M parameters."""
 
 
 def preset(name: str) -> CostModel:

@@ -143,9 +143,7 @@ class PrefixIndex:
         before that lands. Raises PromptError for tokens or frontiers that cannot be.
         """
         del now
-        state = self._lanes.get(lane)
-        if state is None or state.staged:
-            state = self._active(lane, "commit")
+        state = self._active(lane, "commit")
         check_tokens("commit: new", new)
         return lanes.commit(self._store, state, new, frontiers)
 

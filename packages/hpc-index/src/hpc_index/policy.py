@@ -11,7 +11,6 @@ __all__ = ["Policy", "check_geometry"]
 
 _LARGEST_BLOCK = 8192
 
-
 _LEAST = {
     "taps_per_request": 0,
     "tap_ladder_tokens": 1,

@@ -263,9 +263,13 @@ def _rope(text: Fields, head_dim: int) -> tuple[int, float]:
         )
     rope = Fields(raw, "rope_parameters.")
     rope.require("rope_type", "default")
+    rope.require("type", "default")  # its older name
     rope.require("mrope_interleaved", True)
     theta = rope.real("rope_theta", 1.0, 1e12)
     factor = rope.real("partial_rotary_factor", 0.0, 1.0, default=0.25)
+    # Older files have them one level up. What is not read must not say otherwise.
+    text.require("rope_theta", theta)
+    text.require("partial_rotary_factor", factor)
     rotary_dim = math.floor(head_dim * factor)
     if rotary_dim < 2 or rotary_dim % 2:
         raise ConfigError(

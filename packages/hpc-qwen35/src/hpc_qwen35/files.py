@@ -16,15 +16,21 @@ def model_file(folder: Path, name: str) -> Path | None:
     `.../snapshots/<revision>` to `.../blobs`. A name comes from the folder's own index, so it must be plain.
 
     Raises:
-        CheckpointError: the name has a path in it, the file is no regular file, or a link leads elsewhere.
+        CheckpointError: the name has a path in it or is too long for the file system, the file is no regular
+            file, or a link leads elsewhere, nowhere or to itself.
     """
     if not name or Path(name).name != name or "\\" in name or "\0" in name:
         raise CheckpointError(f"{folder}: {name!r} is not a plain file name")
     root = folder.resolve()
     path = root / name
-    if not path.is_symlink() and not path.exists():
-        return None
-    target = path.resolve()
+    try:
+        if not path.is_symlink() and not path.exists():
+            return None
+        target = path.resolve(strict=True)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is a link to {path.resolve()}, which does not exist") from None
+    except (OSError, RuntimeError) as error:  # Python 3.12 and older raise RuntimeError for a loop of links
+        raise CheckpointError(f"{path} cannot be opened: {error}") from error
     allowed = [root]
     if root.parent.name == "snapshots":
         allowed.append(root.parent.parent / "blobs")
@@ -32,8 +38,6 @@ def model_file(folder: Path, name: str) -> Path | None:
         raise CheckpointError(
             f"{path} is a link to {target}, outside the model folder: put the file itself there"
         )
-    if not target.exists():
-        raise CheckpointError(f"{path} is a link to {target}, which does not exist")
     if not target.is_file():
         raise CheckpointError(f"{path} is not a regular file")
     return target

@@ -54,13 +54,11 @@ class Sequence:
     lane: Lane = attrs.field(init=False)
     row: torch.Tensor = attrs.field(init=False)
     _tokens: Int32Array = attrs.field(init=False)
-    _length: int = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         prompt = self.request.prompt.tokens
-        self._length = len(prompt)
         self._tokens = np.empty(len(prompt) + _ROOM, dtype=np.int32)
-        self._tokens[: self._length] = prompt
+        self._tokens[: len(prompt)] = prompt
 
     @classmethod
     def start(cls, request: Request, vocab: int, resume: Suspended | None) -> Sequence:
@@ -102,7 +100,7 @@ class Sequence:
         return (self.prefill_end if self.prefilling else self.lane.frontier) + len(self.waiting)
 
     def part(self, begin: int, end: int) -> Int32Buffer:
-        """Known tokens [begin, end): a view, valid until the next `append`."""
+        """Known tokens [begin, end): a view, to be used before the next `append`."""
         return self._tokens[begin:end]
 
     def append(self, tokens: list[int], *, chosen: int) -> None:
@@ -111,10 +109,9 @@ class Sequence:
         need = end + len(tokens)
         if need > len(self._tokens):
             grown = np.empty(2 * need, dtype=np.int32)
-            grown[: self._length] = self._tokens[: self._length]
+            grown[:end] = self._tokens[:end]
             self._tokens = grown
         self._tokens[end:need] = tokens
-        self._length = need
         self.waiting += tokens
         self.chosen = chosen
         self.generated += len(tokens)
@@ -132,7 +129,6 @@ class Sequence:
             self.sampler.take_back(self.waiting[-drop:])
             del self.waiting[-drop:]
             self.generated -= drop
-            self._length -= drop
         self.chosen = count
 
     def take_waiting(self, count: int) -> Int32Buffer:

@@ -74,11 +74,9 @@ class _Source:
 
     def read(self, name: str) -> torch.Tensor:
         names = self.stored[name]
-        return (
-            self._one(names[0])
-            if names == (names[0],) and not _EXPERT.search(names[0])
-            else self._stack(name, names)
-        )
+        if len(names) > 1 or _EXPERT.search(names[0]):
+            return self._stack(name, names)
+        return self._one(names[0])
 
     def _one(self, stored_name: str) -> torch.Tensor:
         tensor = self.reader.read(stored_name)

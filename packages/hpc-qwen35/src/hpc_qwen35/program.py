@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Many
+from contextlib import contextmanager
 
 import attrs
 import numpy as np
@@ -73,7 +74,6 @@ class Qwen35Program:
         self._copies = copies
         self._index = index
         self._addressable = addressable
-        self._device = torch.device(resolved.device)
         self._lanes: dict[LaneId, Sequence] = {}
         self._counters: Counter[str] = Counter()
         self._landed = False
@@ -150,35 +150,49 @@ class Qwen35Program:
 
     @torch.inference_mode()
     def prefill(self, lane: LaneId, budget: int, now: float) -> PrefillStep:
-        """One chunk of at most `budget` prompt tokens; the last one also chooses the first token."""
+        """One chunk of at most `budget` prompt tokens; the last one also chooses the first token.
+
+        A pass that runs out of memory fails its lane.
+        """
         torch.set_num_threads(self.resolved.prefill_threads)
         s = self._lanes[lane]
-        if s.failed:
-            return PrefillStep(frontier=s.lane.frontier, done=False, first=None, failed=True)
-        if s.prefilling:
-            begin = s.lane.frontier
-            chunk = self._index.next_chunk(lane, min(budget, s.prefill_end - begin), False, now)
-            grown = self._index.grow(lane, chunk.end - begin, now)
-            if isinstance(grown, Short):
-                landing = grown.landing >= grown.missing
-                return PrefillStep(frontier=begin, done=False, first=None, short=True, landing=landing)
-            hidden = self._forward(s, s.part(begin, chunk.end), now)
-            self._counters["prefill_tokens"] += chunk.end - begin
+        begin = s.lane.frontier
+        if s.failed or not s.prefilling:
+            return PrefillStep(frontier=begin, done=not s.failed, first=None, failed=s.failed)
+        chunk = self._index.next_chunk(lane, min(budget, s.prefill_end - begin), False, now)
+        grown = self._index.grow(lane, chunk.end - begin, now)
+        if isinstance(grown, Short):
+            landing = grown.landing >= grown.missing
+            return PrefillStep(frontier=begin, done=False, first=None, short=True, landing=landing)
+        return self._prefill_to(s, chunk.end, now)
+
+    def _prefill_to(self, s: Sequence, end: int, now: float) -> PrefillStep:
+        begin, done = s.lane.frontier, end == s.prefill_end
+        first: StepOut | None = None
+        with self._pass([s]):
+            hidden = self._forward(s, s.part(begin, end), now)
+            self._tap_boundary(s, now)
+            self._counters["prefill_tokens"] += end - begin
             self._counters["prefill_chunks"] += 1
-            if chunk.end < s.prefill_end:
-                return PrefillStep(frontier=chunk.end, done=False, first=None)
-            if not s.waiting:
+            if done and not s.waiting:  # what a resumed lane chose before it was set aside still waits
                 first = self._choose(self._model.logits(hidden[None]), [s])[0]
-                return PrefillStep(frontier=s.lane.frontier, done=True, first=first)
-        return PrefillStep(frontier=s.lane.frontier, done=True, first=None)
+        failed = s.failed and first is None
+        return PrefillStep(frontier=s.lane.frontier, done=done and not failed, first=first, failed=failed)
 
     @torch.inference_mode()
     def decode(self, lanes: Many[LaneId], now: float) -> list[StepOut]:
         """One round: every lane's pending token is processed and the next one chosen, in one batch.
 
-        Lanes without a page to grow into come back Short and are left as they were.
+        Lanes without a page to grow into come back Short and are left as they were. A pass that runs out of
+        memory fails its lanes.
+
+        Raises:
+            ValueError: a lane's prompt is not prefilled, or no token of it waits. Nothing was computed.
         """
         torch.set_num_threads(self.resolved.decode_threads)
+        for s in (self._lanes[lane] for lane in lanes):
+            if not s.failed and (s.prefilling or not s.waiting):
+                raise ValueError(f"decode: lane {s.lane.id} has no pending token")
         out: dict[LaneId, StepOut] = {}
         batch: list[Sequence] = []
         for lane in lanes:
@@ -193,13 +207,30 @@ class Qwen35Program:
                 )
                 self._counters["decode_short"] += 1
                 continue
-            if len(s.waiting) > 1:
+            out[lane] = attrs.evolve(_NOTHING, outcome=Outcome.FAILED)
+            with self._pass([s]):
                 self._advance(s, len(s.waiting) - 1, now)
-            batch.append(s)
+                batch.append(s)
         if batch:
-            for s, step in zip(batch, self._round(batch, now), strict=True):
-                out[s.lane.id] = step
+            with self._pass(batch):
+                out.update(zip((s.lane.id for s in batch), self._round(batch, now), strict=True))
         return [out[lane] for lane in lanes]
+
+    @contextmanager
+    def _pass(self, batch: list[Sequence]) -> Iterator[None]:
+        """A forward pass. One that ends early leaves states half moved, so its lanes publish nothing more.
+
+        No memory for it is these lanes' misfortune; a device that broke is everybody's, and is raised.
+        """
+        try:
+            yield
+        except BaseException as error:
+            for s in batch:
+                s.failed = True
+            if not isinstance(error, RuntimeError) or isinstance(error, torch.AcceleratorError):
+                raise
+            _log.exception("a forward pass of lanes %s failed", [s.lane.id for s in batch])
+            self._counters["passes_failed"] += 1
 
     def _round(self, batch: list[Sequence], now: float) -> list[StepOut]:
         tokens = [s.waiting[0] for s in batch]
@@ -297,13 +328,18 @@ class Qwen35Program:
         """Snapshot the state right after the last known token, once it is processed (§12.3)."""
         s = self._lanes[lane]
         s.boundary = s.end
+        self._tap_boundary(s, now)
 
     def finish(self, lane: LaneId, how: Finish, now: float) -> Suspended | None:
-        """End a lane in any state; what it computed stays reusable (§7.7)."""
+        """End a lane in any state; what it computed stays reusable (§7.7).
+
+        A failed lane leaves no endpoint, since its state is not that of its tokens. Suspended, it resumes
+        from what was kept before.
+        """
         s = self._lanes.pop(lane)
-        if s.failed and how.how in (Ending.DONE, Ending.CANCELLED):
-            how = Finish(Ending.FAILED)
         suspended = s.suspended() if how.how is Ending.SUSPENDED else None
+        if s.failed:
+            how = Finish(Ending.FAILED)
         self._run(self._index.finish(lane, how, now), now)
         return suspended
 

@@ -184,15 +184,23 @@ class LaneSampler:
             ids = sorted(self._bias.keys() | self._counts.keys())
             values = np.zeros(self.vocab, dtype=np.float32)
             values[ids] = [self._offset(i) for i in ids]
-            self._offsets = torch.from_numpy(values).to(device)
+            self._offsets = _lasting(values, device)
         return self._offsets
 
     def _dense_seen(self, device: torch.device) -> torch.Tensor:
         if self._seen is None:
             values = np.zeros(self.vocab, dtype=np.bool_)
             values[sorted(self._prompt | self._counts.keys())] = True
-            self._seen = torch.from_numpy(values).to(device)
+            self._seen = _lasting(values, device)
         return self._seen
+
+
+def _lasting(
+    values: np.ndarray[tuple[int], np.dtype[np.float32 | np.bool_]], device: torch.device
+) -> torch.Tensor:
+    """Values on the device, to be updated in place between passes too, where inference mode is off."""
+    with torch.inference_mode(False):
+        return torch.from_numpy(values).to(device)
 
 
 @torch.no_grad()

@@ -117,10 +117,14 @@ class Connection(HttpToolsProtocol):
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
+    def _broken_body(self) -> bool:
+        """Is the fault in the body of the only open request, whose answer has not begun?"""
+        return self.cycle.more_body and not self.cycle.response_started and not self.pipeline
+
     def _refuse(self, error: RequestError) -> None:
         """Answer and close. In the middle of another request's answer only closing is left."""
         self._disarm()
-        if not self._answering():
+        if not self._answering() or self._broken_body():
             body = orjson.dumps(error.body())
             phrase = http.HTTPStatus(error.status).phrase
             head = (

@@ -75,12 +75,12 @@ class Frontend:
         """vocab_size: bound of ids in raw prompts, by default the tokenizer's.
 
         Raises:
-            TemplateError: the template cannot render one user message.
+            TemplateError: the template cannot render one user message, or leaves its text out.
         """
         self.tokenizer = tokenizer
         self.template = template
         self.probe: TemplateProbe = probe_template(template, tokenizer.special_ids)
-        logging.getLogger(__name__).info("chat template: %s", self.probe)
+        logging.getLogger(__name__).debug("chat template: %s", self.probe)
         self._vocab_size = tokenizer.vocab_size if vocab_size is None else vocab_size
         self._clock = clock
         self._cutter = Cutter(template.placeholders, tokenizer.special_ids)

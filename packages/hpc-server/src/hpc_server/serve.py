@@ -102,7 +102,8 @@ def serve(
     """Serve until SIGINT or SIGTERM, or until the engine is told to stop; then close the program.
 
     listener: a socket from `bind`, made before the model was loaded; else one is bound here.
-    on_started: gets the URL once connections are accepted. on_engine: gets the engine before that.
+    on_started: gets the URL once connections are accepted; what it raises ends the server and is raised.
+    on_engine: gets the engine before that.
     True if everything ended in order, False if the worker did not come back in time.
     Raises ListenError.
     """
@@ -135,7 +136,10 @@ def run_app(
     *,
     on_started: Callable[[str], None] | None = None,
 ) -> None:
-    """Run an app on a bound socket until a signal comes or the engine is stopping."""
+    """Run an app on a bound socket until a signal comes or the engine is stopping.
+
+    What on_started raises ends the server in order, then is raised again.
+    """
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -148,7 +152,10 @@ def run_app(
         http=Connection,
         ws="none",  # an upgrade would pass by the guard
     )
-    _Server(config, engine, on_started, _url(listener)).run(sockets=[listener])
+    server = _Server(config, engine, on_started, _url(listener))
+    server.run(sockets=[listener])
+    if server.fault is not None:
+        raise server.fault
 
 
 def _url(listener: socket.socket) -> str:
@@ -166,18 +173,25 @@ class _Server(uvicorn.Server):
         self._engine = engine
         self._on_started = on_started
         self._url = url
+        self.fault: Exception | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         if self.started and self._on_started is not None:
-            self._on_started(self._url)
+            try:
+                self._on_started(self._url)
+            except Exception as error:  # raised here, it would skip the shutdown
+                self.fault = error
 
     async def on_tick(self, counter: int) -> bool:
-        return await super().on_tick(counter) or self._engine.state is EngineState.STOPPING
+        over = self.fault is not None or self._engine.state is EngineState.STOPPING
+        return await super().on_tick(counter) or over
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._engine.begin_stop()
         await super().shutdown(sockets=sockets)
+        if self.force_exit:  # a second Ctrl+C: no more waiting for clients, but an end in order all the same
+            await self.lifespan.shutdown()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

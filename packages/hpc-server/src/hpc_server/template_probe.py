@@ -92,7 +92,9 @@ class _Probe:
         self._template = template
         self._special_ids = special_ids
         self._cutter = Cutter(template.placeholders, special_ids)
-        self._render([_USER])
+        said, other = "zq-probe " * 8, "zq-other " * 16
+        if self._render([_said("user", said)]) == self._render([_said("user", other)]):
+            raise TemplateError("chat template: it does not write what the user says")
 
     def turn_tokens(self) -> tuple[int | None, int | None, str]:
         """The opening and closing token of a turn, and the role in the generation opener."""

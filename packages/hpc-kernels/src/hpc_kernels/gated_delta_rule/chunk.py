@@ -19,7 +19,7 @@ CHUNK = 64
 
 
 def _by_head(x: torch.Tensor, phase: int, padded: int) -> torch.Tensor:
-    """[T, H, ...] as contiguous [chunks, H, CHUNK, ...]; zeros around T are tokens that change nothing (§7.2)."""
+    """[T, H, ...] as contiguous [chunks, H, CHUNK, ...]; zeros around T change nothing (§7.2)."""
     if padded != x.shape[0]:
         x = F.pad(x, (0, 0) * (x.dim() - 1) + (phase, padded - phase - x.shape[0]))
     return x.view(-1, CHUNK, *x.shape[1:]).transpose(1, 2).contiguous()
@@ -37,9 +37,9 @@ def chunk_gated_delta_rule(
     """Outputs FP32 [T, HV, V] of one lane; `state` FP32 [HV, K, V] moves T tokens on, in place.
 
     q, k: FP32 [T, HK, K]; v: FP32 [T, HV, V]; g, beta: FP32 [T, HV], as in the reference. T >= 1.
-    phase: position of the first token within a chunk, base % CHUNK for a lane whose state holds `base` tokens:
-    the grid then lies where an unsplit run has it, so that a cut moves the sums of one chunk only. ValueError
-    if it is not in [0, CHUNK).
+    phase: position of the first token within a chunk, base % CHUNK for a lane whose state holds `base`
+    tokens: the grid then lies where an unsplit run has it, so that a cut moves the sums of one chunk only.
+    ValueError if it is not in [0, CHUNK).
     """
     if not 0 <= phase < CHUNK:
         raise ValueError(f"phase is {phase}: must be 0 to {CHUNK - 1}")
