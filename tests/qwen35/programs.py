@@ -253,6 +253,19 @@ class Bench:
         self.finish(lane)
         return reply
 
+    def decode_together(self, count: int, *, rounds: int) -> list[LaneId]:
+        """Prompts of different lengths, prefilled one by one and then decoded in one batch."""
+        lanes, replies = [], []
+        for i in range(count):
+            lane, quote = self.admit(self.request(prompt(20 + i, 40 + 17 * i), max_new=rounds + 1))
+            reply = Reply(quote)
+            self.prefill(lane, reply)
+            lanes.append(lane)
+            replies.append(reply)
+        for _ in range(rounds):
+            self.decode(lanes, replies)
+        return lanes
+
     def balanced(self) -> None:
         """Nothing runs, so nothing is held but cache."""
         s = self.program.stats().index

@@ -152,16 +152,7 @@ def test_identical_prompts_arriving_together_do_not_disturb_each_other() -> None
 def test_eight_lanes_decode_like_a_cold_batch_of_eight() -> None:
     """A lane's bits depend on the number of rows, not on who its neighbours are."""
     bench = Bench(max_concurrency=8)
-    lanes, replies = [], []
-    for i in range(8):
-        lane, quote = bench.admit(bench.request(prompt(20 + i, 40 + 17 * i), max_new=6))
-        reply = Reply(quote)
-        bench.prefill(lane, reply)
-        lanes.append(lane)
-        replies.append(reply)
-    for _ in range(5):
-        bench.decode(lanes, replies)
-    for lane in lanes:
+    for lane in bench.decode_together(8, rounds=5):
         bench.same_as_cold(lane)
         bench.finish(lane)
     bench.balanced()

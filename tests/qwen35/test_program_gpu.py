@@ -57,16 +57,7 @@ def test_a_shared_system_block_is_resumed_inside_a_block() -> None:
 def test_eight_lanes_decode_like_a_cold_batch() -> None:
     """A lane's bits do not depend on its neighbours."""
     bench = Bench(CUDA, max_concurrency=8)
-    lanes, replies = [], []
-    for i in range(8):
-        lane, quote = bench.admit(bench.request(prompt(20 + i, 40 + 17 * i), max_new=6))
-        reply = Reply(quote)
-        bench.prefill(lane, reply)
-        lanes.append(lane)
-        replies.append(reply)
-    for _ in range(5):
-        bench.decode(lanes, replies)
-    for lane in lanes:
+    for lane in bench.decode_together(8, rounds=5):
         bench.same_as_cold(lane)
 
 
